@@ -1,0 +1,40 @@
+# The two commands: `make train` and `make test`. Both set up .venv the first time and start at once after that.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+ARGS ?=
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: train test slow lint clean
+
+train: $(READY)
+	$(BIN)/holdfast train $(ARGS)
+
+test: $(READY) lint
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+slow: $(READY) $(VENV)/tensordict-oldest/.ready
+	$(BIN)/python -m pytest -n 2 -m slow
+	PYTHONPATH=$(VENV)/tensordict-oldest $(BIN)/python -m pytest -n 2 -m "not slow" tests/memory tests/policies tests/experience
+
+lint: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/basedpyright
+	$(BIN)/lint-imports
+
+# torch comes first and pinned: a range alone would pull gigabytes of CUDA packages on a machine without a GPU.
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+# The oldest tensordict we support, laid beside the environment and put in front of it by `make slow`.
+$(VENV)/tensordict-oldest/.ready: $(READY)
+	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(dir $@) 'tensordict==0.14.0'
+	touch $@
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis

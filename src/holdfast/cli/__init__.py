@@ -1,0 +1,58 @@
+"""The verbs of the command line: thin, and every error is one line that says what to type."""
+
+import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
+
+from holdfast import __version__
+from holdfast.errors import ConfigError, HoldfastError
+
+__all__ = ["main"]
+
+GOOD, NOT_GOOD, WRONG_CALL = 0, 1, 2
+
+HELP = """usage: holdfast VERB ...
+
+  train [RECIPE] key=value ...   train a policy that remembers
+  check TARGET                   prove or disprove a policy's memory
+
+  --version                      print the version
+  VERB --help                    tell more about a verb
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one verb and return the exit code: 0 good, 1 not good, 2 the call is wrong."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return _dispatch(words)
+    except ConfigError as error:
+        print(f"holdfast: {error}", file=sys.stderr)
+        return WRONG_CALL
+    except HoldfastError as error:
+        print(f"holdfast: {error}", file=sys.stderr)
+        return NOT_GOOD
+    except KeyboardInterrupt:
+        print("holdfast: stopped.", file=sys.stderr)
+        return NOT_GOOD
+
+
+def _dispatch(words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(HELP, end="")
+        return GOOD
+    if words[0] == "--version":
+        print(f"holdfast {__version__}")
+        return GOOD
+    # Each verb is imported when it is asked for: `holdfast --help` need not wait for torch.
+    if words[0] == "train":
+        from holdfast.cli.train import run_train
+
+        return run_train(words[1:])
+    if words[0] == "check":
+        from holdfast.cli.check import run_check
+
+        return run_check(words[1:])
+    near = get_close_matches(words[0], ["train", "check"], n=1)
+    hint = f"did you mean {near[0]}?" if near else "there are train and check; see holdfast --help."
+    raise ConfigError(f"There is no verb {words[0]!r}; {hint}")

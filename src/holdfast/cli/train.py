@@ -1,0 +1,48 @@
+"""`holdfast train`: train a policy that remembers."""
+
+import shlex
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from holdfast.cli.keys import parse_words
+from holdfast.config import keys_of
+from holdfast.recipes import DEFAULT, RECIPES, find_recipe
+from holdfast.report import lookup
+from holdfast.train import Run, train
+
+
+def run_train(words: Sequence[str]) -> int:
+    """Train and say what came of it."""
+    if "-h" in words or "--help" in words:
+        _print_help()
+        return 0
+    recipe, keys = parse_words(words)
+    command = shlex.join(["holdfast", "train", *words])
+    run = train(recipe or DEFAULT, keys, command=command)
+    _print_result(run)
+    return 0 if run.finished else 1
+
+
+def _print_result(run: Run) -> None:
+    out = Console(highlight=False, soft_wrap=True)
+    if run.finished:
+        intact, cleared = run.metrics["eval/return_mean"], run.metrics["eval/return_mean_memory_cleared"]
+        out.print(f"greedy return {intact:.3f} · with its memory cleared every step {cleared:.3f}")
+    else:
+        out.print("stopped; what was learnt until the last whole iteration is saved.")
+    out.print(f"weights {run.checkpoint}/model.safetensors")
+    out.print(f"results {run.folder}", markup=False)
+
+
+def _print_help() -> None:
+    out = Console(highlight=False)
+    out.print("usage: holdfast train [RECIPE] key=value ...\n", markup=False)
+    out.print(f"Recipes: {', '.join(RECIPES)} (default: {DEFAULT}). Whole numbers may be 1e6 or 5_000.")
+    out.print("py_agent=NAME is another word for policy=NAME, world=NAME means world.name=NAME.\n")
+    recipe = find_recipe(DEFAULT)
+    table = Table("key", f"in {DEFAULT}", "meaning", box=None, padding=(0, 2, 0, 0))
+    for key, field in keys_of().items():
+        table.add_row(key, str(lookup(recipe, key)), field.description)
+    out.print(table)

@@ -1,0 +1,229 @@
+"""Every knob in one frozen tree, checked when it is born; the same keys on the command line and in Python."""
+
+import math
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from holdfast.errors import ConfigError
+
+
+def _whole_number(value: Any) -> Any:
+    """Accept 1e6 and 5_000 as well as 1000000."""
+    if not isinstance(value, str):
+        return value
+    try:
+        number = float(value)
+    except ValueError:
+        raise ValueError("give a whole number such as 5000, 5_000 or 1e6") from None
+    if not number.is_integer():
+        raise ValueError("give a whole number")
+    return int(value.replace("_", "")) if value.replace("_", "").lstrip("+-").isdigit() else int(number)
+
+
+def _delay(value: Any) -> Any:
+    """Accept 8 and 4..24."""
+    if isinstance(value, str) and ".." in value:
+        low, _, high = value.partition("..")
+        return _whole_number(low), _whole_number(high)
+    return _whole_number(value)
+
+
+def _optional(value: Any) -> Any:
+    return None if isinstance(value, str) and value.lower() in ("none", "null") else value
+
+
+def _require_multiple(name: str, value: int, of: str, unit: int) -> None:
+    if value % unit:
+        low = value // unit * unit
+        tries = " or ".join(str(size) for size in (low, low + unit) if size > 0)
+        raise ValueError(f"trainer.{name}={value} is not a multiple of trainer.{of}={unit}; try {tries}.")
+
+
+Count = Annotated[int, BeforeValidator(_whole_number)]
+
+
+class _Knobs(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+class RecallWorld(_Knobs):
+    """Name a cue after a delay; without memory it cannot be solved."""
+
+    name: Literal["recall"] = Field(default="recall", description="which world")
+    agents: Count = Field(default=64, ge=1, description="agents that live in parallel")
+    delay: Annotated[int | tuple[int, int], BeforeValidator(_delay)] = Field(
+        default=8, description="empty steps between cue and query; 4..24 draws one each episode"
+    )
+    cues: Count = Field(default=4, ge=2, le=100, description="how many cues there are to tell apart")
+    truncate: bool = Field(default=False, description="end episodes by truncation, not termination")
+
+
+class Policy(_Knobs):
+    """The network."""
+
+    name: str = Field(
+        default="auto", description="auto (by the observations), fast, or your own package.module:Class"
+    )
+    memory: Literal["lstm"] = Field(default="lstm", description="the cell that remembers")
+    hidden_size: Count = Field(default=128, ge=1, description="numbers a layer remembers")
+    num_layers: Count = Field(default=2, ge=1, description="layers of memory")
+    memory_init: Literal["standard", "original"] = Field(
+        default="standard", description="standard: forget bias 1, others 0; original: all biases 1"
+    )
+    compile: bool = Field(default=False, description="compile encoder and heads with torch.compile")
+
+
+class Memory(_Knobs):
+    """When memory forgets."""
+
+    clear_on: Literal["episode", "trial", "never"] = Field(
+        default="episode",
+        description="what empties the memory: a new episode, also a new trial, or nothing",
+    )
+
+
+class Optimizer(_Knobs):
+    """Adam."""
+
+    learning_rate: float = Field(default=0.000457, gt=0, description="step size at the start")
+    learning_rate_end: Annotated[float | None, BeforeValidator(_optional)] = Field(
+        default=None, ge=0, description="step size at the end, reached linearly; none: constant"
+    )
+    beta1: float = Field(default=0.9, ge=0, lt=1, description="decay of the mean of gradients")
+    beta2: float = Field(default=0.999, ge=0, lt=1, description="decay of the mean of squared gradients")
+    eps: float = Field(default=1e-8, gt=0, description="added to the denominator")
+
+
+class PPO(_Knobs):
+    """The loss."""
+
+    gamma: float = Field(default=0.977, ge=0, le=1, description="discount of rewards a step later")
+    gae_lambda: float = Field(default=0.916, ge=0, le=1, description="mix of short and long advantages")
+    clip_coef: float = Field(default=0.1, gt=0, description="how far the probability ratio may move")
+    vf_coef: float = Field(default=0.44, ge=0, description="weight of the value loss")
+    vf_clip_coef: float = Field(default=0.1, gt=0, description="how far the value may move if clip_vloss")
+    clip_vloss: bool = Field(default=True, description="clip the value loss")
+    ent_coef: float = Field(default=0.0021, ge=0, description="weight of the entropy bonus at the start")
+    ent_coef_end: Annotated[float | None, BeforeValidator(_optional)] = Field(
+        default=None, ge=0, description="weight of the entropy bonus at the end, linearly; none: constant"
+    )
+    norm_adv: bool = Field(default=True, description="normalise advantages in each minibatch")
+    max_grad_norm: float = Field(default=0.5, gt=0, description="gradients longer than this are shortened")
+
+
+class Trainer(_Knobs):
+    """The loop."""
+
+    total_timesteps: Count = Field(default=50_000_000, ge=1, description="agent steps of the whole run")
+    batch_size: Count = Field(default=524288, ge=1, description="steps collected before each update")
+    minibatch_size: Count = Field(default=16384, ge=1, description="steps of one gradient step")
+    bptt_horizon: Count = Field(default=64, ge=1, description="steps of a segment: how far gradients reach")
+    update_epochs: Count = Field(default=1, ge=1, description="times each collected step is trained on")
+    num_workers: Count = Field(
+        default=1, ge=1, description="worker processes; embedded worlds run in this one whatever it says"
+    )
+    eval_episodes: Count = Field(default=2000, ge=1, description="episodes of the final evaluation")
+    optimizer: Optimizer = Optimizer()
+    ppo: PPO = PPO()
+
+    @model_validator(mode="after")
+    def _sizes_fit(self) -> "Trainer":
+        _require_multiple("minibatch_size", self.minibatch_size, "bptt_horizon", self.bptt_horizon)
+        _require_multiple("batch_size", self.batch_size, "minibatch_size", self.minibatch_size)
+        return self
+
+
+class Config(_Knobs):
+    """A run: everything that decides what happens."""
+
+    run: Annotated[str | None, BeforeValidator(_optional)] = Field(
+        default=None,
+        pattern=r"^[\w][\w.+-]*$",
+        description="the run's name; none: made from world and time",
+    )
+    runs_dir: str = Field(default="runs", description="where runs are kept")
+    seed: Count = Field(default=0, ge=0, description="decides every random number of the run")
+    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="where to compute")
+    threads: Count = Field(
+        default=1, ge=0, description="CPU threads of torch, 0 for its own choice; small networks want 1"
+    )
+    wandb: Literal["off"] = Field(default="off", description="off: nothing leaves this machine")
+    world: RecallWorld = RecallWorld()
+    policy: Policy = Policy()
+    memory: Memory = Memory()
+    trainer: Trainer = Trainer()
+
+    @model_validator(mode="after")
+    def _every_step_is_used(self) -> "Config":
+        rows = self.world.agents * self.trainer.bptt_horizon
+        if self.trainer.batch_size % rows:
+            whole = math.lcm(rows, self.trainer.minibatch_size)
+            below = self.trainer.batch_size // whole * whole
+            sizes = [size for size in (below, below + whole, below + 2 * whole) if size > 0]
+            raise ValueError(
+                f"trainer.batch_size={self.trainer.batch_size} is not a multiple of "
+                f"world.agents * trainer.bptt_horizon = {self.world.agents} * "
+                f"{self.trainer.bptt_horizon} = {rows}, so some steps would never be trained on; "
+                f"try trainer.batch_size={' or '.join(map(str, sizes))}."
+            )
+        return self
+
+    @property
+    def rollout_length(self) -> int:
+        """Steps each agent lives between two updates."""
+        return self.trainer.batch_size // self.world.agents
+
+    @property
+    def iterations(self) -> int:
+        """Rollouts and updates of the whole run."""
+        return math.ceil(self.trainer.total_timesteps / self.trainer.batch_size)
+
+
+def keys_of(model: type[BaseModel] = Config, prefix: str = "") -> dict[str, Any]:
+    """List every key of the tree with its pydantic field."""
+    found: dict[str, Any] = {}
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            found |= keys_of(kind, f"{prefix}{name}.")
+        else:
+            found[prefix + name] = field
+    return found
+
+
+def change(config: Config, overrides: Mapping[str, Any]) -> Config:
+    """Return a config that differs in the given dotted keys; a misspelt key or a bad value is told."""
+    known = keys_of()
+    tree = config.model_dump()
+    for key, value in overrides.items():
+        if key not in known:
+            near = get_close_matches(key, known, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]}?" if near else "`holdfast train --help` lists all keys."
+            raise ConfigError(f"There is no key {key!r}; {hint}")
+        branch = tree
+        *path, leaf = key.split(".")
+        for part in path:
+            branch = branch[part]
+        branch[leaf] = value
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError(_first_error(error)) from None
+
+
+def _first_error(error: ValidationError) -> str:
+    """Tell the first of pydantic's complaints in one line of ours."""
+    first = error.errors()[0]
+    message = first["msg"].removeprefix("Value error, ")
+    message = message[0].lower() + message[1:] if not message.startswith("trainer") else message
+    key = ".".join(str(part) for part in first["loc"] if not _is_branch_of_union(part))
+    if first["type"] == "value_error" and (not key or key == "trainer"):
+        return message
+    return f"{key}={first['input']}: {message.rstrip('.')}."
+
+
+def _is_branch_of_union(part: int | str) -> bool:
+    return isinstance(part, int) or part in ("int", "float", "str") or part.startswith("tuple[")

@@ -1,0 +1,168 @@
+"""Collecting: the world speaks, the policy answers, and what was lived becomes segments."""
+
+from dataclasses import dataclass, field
+from typing import cast
+
+import torch
+from tensordict import TensorDict
+
+from holdfast.experience.segments import Segments
+from holdfast.policies import LSTMWrapper
+from holdfast.shapes import Bool, Float, Shaped, Tensor
+from holdfast.worlds import Step, World, draws
+
+TAIL_KEYS = ("rewards", "dones", "truncateds", "valid", "values", "last_values")
+
+
+def as_batch(step: Step, start: int, uniform: Tensor) -> TensorDict:
+    """Put a step into the words that policies read."""
+    agents = len(step.reward)
+    return TensorDict(
+        {
+            "env_obs": step.obs,
+            "rewards": step.reward,
+            "dones": step.terminated,
+            "truncateds": step.truncated,
+            "first": step.first,
+            "valid": step.valid,
+            "trial": step.trial,
+            "training_env_id_start": torch.full((agents,), start, device=step.reward.device),
+            "draws": uniform,
+        },
+        batch_size=[agents],
+    )
+
+
+def value_of(
+    policy: LSTMWrapper,
+    state: TensorDict,
+    obs: Shaped[Tensor, "A ..."],
+    first: Bool[Tensor, " A"],
+    trial: Bool[Tensor, " A"],
+) -> Float[Tensor, " A"]:
+    """Ask what observations are worth, given a state. Nothing advances: it is a replay."""
+    batch = {"env_obs": obs, "first": first, "trial": trial}
+    batch["draws"] = torch.zeros(len(obs), device=obs.device)
+    with torch.no_grad(), policy.replay(state):
+        return policy(TensorDict(batch, batch_size=[len(obs)]))["values"]
+
+
+@dataclass
+class EpisodeStatistics:
+    """Returns and lengths of the episodes that ended, added up where the data lies."""
+
+    running_return: Tensor
+    running_length: Tensor
+    totals: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.totals = torch.zeros(3, dtype=torch.float64, device=self.running_return.device)
+
+    def saw(self, step: Step) -> None:
+        """Count a step that answers an action."""
+        self.running_return += step.reward
+        ended = step.terminated | step.truncated
+        self.totals += torch.stack(
+            [ended.sum(), self.running_return[ended].sum(), self.running_length[ended].sum()]
+        )
+        self.running_return[ended] = 0
+        self.running_length[ended] = 0
+
+    def acted(self, valid: Tensor) -> None:
+        """Count an action."""
+        self.running_length += valid
+
+    def take(self) -> dict[str, float]:
+        """Return the means since the last call, and begin anew."""
+        episodes, returns, lengths = self.totals.tolist()
+        self.totals.zero_()
+        count = max(episodes, 1)
+        means = {
+            "charts/episodic_return": returns / count,
+            "charts/episodic_length": lengths / count,
+        }
+        return {"charts/episodes": episodes, **(means if episodes else {})}
+
+
+class Collector:
+    """Lives `length` steps with every agent of a world and cuts them into segments of `horizon`.
+
+    States live on from segment to segment and from rollout to rollout; the tensors of the returned
+    segments are overwritten by the next rollout.
+    """
+
+    def __init__(self, world: World, policy: LSTMWrapper, *, length: int, horizon: int, seed: int) -> None:
+        self.world, self.policy = world, policy
+        self.length, self.horizon, self.seed = length, horizon, seed
+        policy.store.open({0: world.agents})
+        self._pending = world.reset()
+        self._clock = 0
+        self._agent = torch.arange(world.agents, device=self._pending.reward.device)
+        self._steps: TensorDict | None = None
+        zeros = torch.zeros_like(self._pending.reward)
+        self.episodes = EpisodeStatistics(zeros, zeros.clone())
+
+    @torch.no_grad()
+    def rollout(self, version: int) -> Segments:
+        """Live one rollout with fixed weights."""
+        entries = []
+        for t in range(self.length):
+            if t % self.horizon == 0:
+                entries.append(self._state().clone())
+            lived = self._live_one_step()
+            self._steps = self._room_for(lived) if self._steps is None else self._steps
+            self._steps[:, t] = lived
+        assert self._steps is not None, "a rollout has at least one step"
+        entry = cast("TensorDict", torch.stack(entries, dim=1))
+        return self._cut(self._steps, entry, version)
+
+    def _room_for(self, lived: TensorDict) -> TensorDict:
+        size = (self.world.agents, self.length)
+        room = {
+            key: torch.zeros(*size, *leaf.shape[1:], dtype=leaf.dtype, device=leaf.device)
+            for key, leaf in lived.items()
+        }
+        return TensorDict(room, batch_size=size)
+
+    def _state(self) -> TensorDict:
+        return self.policy.store.read(0, self.world.agents)
+
+    def _live_one_step(self) -> TensorDict:
+        step = self._pending
+        last_values = self._last_values(step)
+        uniform = draws.uniform(self.seed, draws.STREAM_ACTION, self._agent, self._clock)
+        td = self.policy(as_batch(step, 0, uniform))
+        self.episodes.acted(step.valid)
+        self._pending = self.world.step(td["actions"])
+        self._clock += 1
+        self.episodes.saw(self._pending)
+        lived = td.exclude("training_env_id_start", "draws", "bptt", "batch", "full_log_probs")
+        lived["last_values"] = last_values
+        return lived
+
+    def _last_values(self, step: Step) -> Tensor:
+        """Value the last observations of truncated episodes, with the state before clearing."""
+        if self.world.spec.truncates == "never" or step.last_obs is None:
+            return torch.zeros_like(step.reward)
+        nobody = torch.zeros_like(step.first)
+        values = value_of(self.policy, self._state(), step.last_obs, nobody, nobody)
+        return torch.where(step.truncated, values, 0.0)
+
+    def _cut(self, steps: TensorDict, entry: TensorDict, version: int) -> Segments:
+        """Cut `[A, length]` steps into rows `[A * length / horizon, horizon]` with their tails."""
+        coming = self._pending
+        after = TensorDict(
+            {
+                "rewards": coming.reward,
+                "dones": coming.terminated,
+                "truncateds": coming.truncated,
+                "valid": coming.valid,
+                "values": value_of(self.policy, self._state(), coming.obs, coming.first, coming.trial),
+                "last_values": self._last_values(coming),
+            },
+            batch_size=[self.world.agents],
+        )
+        rows = steps.unflatten(1, (-1, self.horizon))
+        later = rows[:, 1:, 0].select(*TAIL_KEYS)
+        tail = torch.cat([later, after[:, None]], dim=1)
+        return Segments(rows.flatten(0, 1), entry.flatten(0, 1), tail.flatten(0, 1), version)

@@ -1,0 +1,66 @@
+"""The terms of the PPO loss: functions of tensors, each over the steps somebody acted in."""
+
+import torch
+
+from holdfast.shapes import Bool, Float, Tensor
+
+
+def mean_over(x: Float[Tensor, "B T"], valid: Bool[Tensor, "B T"]) -> Float[Tensor, ""]:
+    """Average over valid steps: sum(x v) / sum(v)."""
+    return torch.where(valid, x, 0.0).sum() / valid.sum().clamp(min=1)
+
+
+def normalize(x: Float[Tensor, "B T"], valid: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    """Shift and scale valid steps to mean 0 and deviation 1: (x - mean) / (std + 1e-8)."""
+    centred = x - mean_over(x, valid)
+    std = torch.sqrt(mean_over(centred.square(), valid))
+    return centred / (std + 1e-8)
+
+
+def policy_loss(
+    log_ratio: Float[Tensor, "B T"],
+    advantage: Float[Tensor, "B T"],
+    valid: Bool[Tensor, "B T"],
+    clip: float,
+) -> Float[Tensor, ""]:
+    """Clip what moves too far: mean max(-A r, -A clip(r, 1 - eps, 1 + eps)), r = exp(log_ratio)."""
+    ratio = log_ratio.exp()
+    return mean_over(torch.maximum(-advantage * ratio, -advantage * ratio.clamp(1 - clip, 1 + clip)), valid)
+
+
+def value_loss(
+    value: Float[Tensor, "B T"],
+    old_value: Float[Tensor, "B T"],
+    returns: Float[Tensor, "B T"],
+    valid: Bool[Tensor, "B T"],
+    clip: float | None,
+) -> Float[Tensor, ""]:
+    """1/2 mean (v - R)^2; with a clip 1/2 mean max((v - R)^2, (v_old + clip(v - v_old) - R)^2)."""
+    error = (value - returns).square()
+    if clip is not None:
+        near = old_value + (value - old_value).clamp(-clip, clip)
+        error = torch.maximum(error, (near - returns).square())
+    return 0.5 * mean_over(error, valid)
+
+
+def approximate_kl(log_ratio: Float[Tensor, "B T"], valid: Bool[Tensor, "B T"]) -> Float[Tensor, ""]:
+    """How far the policy moved: mean(r - 1 - log r)."""
+    return mean_over(log_ratio.exp() - 1 - log_ratio, valid)
+
+
+def clip_fraction(
+    log_ratio: Float[Tensor, "B T"], valid: Bool[Tensor, "B T"], clip: float
+) -> Float[Tensor, ""]:
+    """Share of steps whose ratio left [1 - eps, 1 + eps]."""
+    return mean_over(((log_ratio.exp() - 1).abs() > clip).to(log_ratio.dtype), valid)
+
+
+def explained_variance(
+    value: Float[Tensor, "B T"], returns: Float[Tensor, "B T"], valid: Bool[Tensor, "B T"]
+) -> Float[Tensor, ""]:
+    """1 - var(R - v) / var(R): 1 is perfect, 0 no better than a constant."""
+
+    def variance(x: Tensor) -> Tensor:
+        return mean_over((x - mean_over(x, valid)).square(), valid)
+
+    return 1 - variance(returns - value) / variance(returns).clamp(min=1e-8)

@@ -1,0 +1,182 @@
+"""The live store: what every agent remembers between calls. The only place that keeps states."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from tensordict import TensorDict
+
+from holdfast.errors import ContractError
+from holdfast.memory.cell import Cell
+from holdfast.shapes import Tensor
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The live memories at one moment: which slices there were, and a copy of the tree."""
+
+    slices: dict[int, int]
+    tree: TensorDict
+
+
+@final
+class LiveStore:
+    """One tree `[A,...]` indexed by agent; a slice (first agent, length) is a view of it.
+
+    A collector or player opens its slices; after that an unknown or overlapping slice, another size,
+    device or dtype is an error. A store used by hand opens a new slice at the initial state.
+    Writing copies and cuts the graph. Within `replaying(entry)` reads give the entry and writes do
+    nothing, so an update or a look at a value leaves the live memories alone.
+    """
+
+    def __init__(self, cell: Cell) -> None:
+        self._cell = cell
+        self._slices: dict[int, int] = {}
+        self._opened = False
+        self._tree = cell.initial(0)
+        self._entry: TensorDict | None = None
+
+    def __reduce__(self) -> tuple[type["LiveStore"], tuple[Cell]]:
+        """Copy and pickle as an empty store: memories are not weights."""
+        return LiveStore, (self._cell,)
+
+    @property
+    def slices(self) -> Mapping[int, int]:
+        """First agent and length of every slice."""
+        return dict(self._slices)
+
+    @property
+    def declared(self) -> bool:
+        """Whether somebody opened the slices; if not, they open as they are used."""
+        return self._opened
+
+    @property
+    def is_replaying(self) -> bool:
+        """Whether reads now give a replayed entry state."""
+        return self._entry is not None
+
+    def open(self, slices: Mapping[int, int]) -> None:
+        """Declare the slices there will be, each at the initial state; everything before is forgotten."""
+        self._slices, self._tree = {}, self._cell.initial(0)
+        for start, length in sorted(slices.items()):
+            self._add(start, length)
+        self._opened = True
+
+    def close(self) -> None:
+        """Forget all slices; the store may be used by hand again."""
+        self._slices, self._tree, self._opened = {}, self._cell.initial(0), False
+
+    def read(self, start: int, length: int) -> TensorDict:
+        """Return what the agents of a slice remember."""
+        if self._entry is not None:
+            if len(self._entry) != length:
+                raise ContractError(
+                    f"The replayed entry state holds {len(self._entry)} rows, the batch {length}; "
+                    "give `replay` the entry states of exactly these rows."
+                )
+            return self._entry
+        state = self._view(start, length)
+        # With gradients on, autograd may need these numbers after the next write: hand out a copy.
+        return state.clone() if torch.is_grad_enabled() else state
+
+    def write(self, start: int, state: TensorDict) -> None:
+        """Remember a copy of `state`, without its graph, for the agents of a slice."""
+        if self._entry is not None:
+            return
+        view = self._view(start, len(state))
+        for key, old in view.items():
+            new = state[key]
+            if (new.shape, new.dtype, new.device) != (old.shape, old.dtype, old.device):
+                raise ContractError(
+                    f"Memory {key!r} of the slice at agent {start} was {_describe(old)}; "
+                    f"the new state is {_describe(new)}. Keep one size, dtype and device, or open "
+                    "the slices again after moving the policy."
+                )
+        with torch.no_grad():
+            view.update_(state.detach())
+
+    def reset(self) -> None:
+        """Make everybody forget; slices opened by hand are gone, declared ones stay."""
+        if self._opened:
+            self.open(self._slices)
+        else:
+            self.close()
+
+    def reset_slice(self, start: int, agents: Tensor | list[int] | None = None) -> None:
+        """Make one slice forget, or only some of its agents (counted from the slice's first)."""
+        if start not in self._slices:
+            raise ContractError(f"No slice starts at agent {start}; {self._tell_slices()}.")
+        view = self._view(start, self._slices[start])
+        rows = torch.arange(len(view)) if agents is None else torch.as_tensor(agents)
+        if rows.dtype == torch.bool:
+            rows = rows.nonzero().flatten()
+        if rows.numel() and not 0 <= int(rows.min()) <= int(rows.max()) < len(view):
+            raise ContractError(
+                f"The slice at agent {start} has agents 0..{len(view) - 1}, counted from its first; "
+                f"asked to reset {rows.tolist()}."
+            )
+        fresh = self._cell.initial(len(rows))
+        for key, leaf in view.items():
+            leaf[rows.to(leaf.device)] = fresh[key]
+
+    def snapshot(self) -> Snapshot:
+        """Copy all live memories."""
+        return Snapshot(dict(self._slices), self._tree.clone())
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Bring back copied memories; declared slices must be the same ones."""
+        if self._opened and snapshot.slices != self._slices:
+            raise ContractError(
+                f"The snapshot has slices {snapshot.slices}, this store {self._slices}; "
+                "open the same slices before restoring."
+            )
+        device = next(self._cell.parameters()).device
+        self._slices = dict(snapshot.slices)
+        self._tree = snapshot.tree.detach().clone().to(device)
+
+    @contextmanager
+    def replaying(self, entry: TensorDict) -> Iterator[None]:
+        """Let calls inside read `entry` and write nothing."""
+        if self._entry is not None:
+            raise ContractError("A replay is already open; close it before the next one.")
+        self._entry = entry.detach()
+        try:
+            yield
+        finally:
+            self._entry = None
+
+    def _view(self, start: int, length: int) -> TensorDict:
+        if start not in self._slices and not self._opened:
+            self._add(start, length)
+        if self._slices.get(start) != length:
+            raise ContractError(
+                f"There is no slice of {length} agents at agent {start}; {self._tell_slices()}. "
+                "Open it first, or reset the memory before using another size."
+            )
+        return self._tree[start : start + length]
+
+    def _add(self, start: int, length: int) -> None:
+        for other, its_length in self._slices.items():
+            if start < other + its_length and other < start + length:
+                raise ContractError(
+                    f"A slice of {length} agents at agent {start} overlaps the one of {its_length} at "
+                    f"agent {other}; two slices would share memories. {self._tell_slices()}."
+                )
+        if length < 1 or start < 0:
+            raise ContractError(f"A slice of {length} agents at agent {start} cannot be.")
+        missing = start + length - len(self._tree)
+        if missing > 0:
+            self._tree = torch.cat([self._tree, self._cell.initial(missing)])  # pyright: ignore
+        self._slices[start] = length
+
+    def _tell_slices(self) -> str:
+        if not self._slices:
+            return "no slices are open"
+        listed = (f"{length} agents at {start}" for start, length in sorted(self._slices.items()))
+        return "open slices: " + ", ".join(listed)
+
+
+def _describe(leaf: Any) -> str:
+    return f"{list(leaf.shape)} {leaf.dtype} on {leaf.device}"

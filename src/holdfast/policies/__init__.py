@@ -1,0 +1,53 @@
+"""The agent thinks: the template that minds the memory, encoders, heads, and the policies made of them."""
+
+import importlib
+from collections.abc import Callable
+from difflib import get_close_matches
+from typing import Any
+
+import torch
+
+from holdfast.errors import ConfigError
+from holdfast.policies.fast import Fast
+from holdfast.policies.template import RecurrentPolicy, Thoughts
+from holdfast.policies.wrapper import LSTMWrapper
+from holdfast.worlds.step import World
+
+__all__ = ["POLICIES", "Fast", "LSTMWrapper", "RecurrentPolicy", "Thoughts", "make_policy"]
+
+POLICIES: dict[str, type[RecurrentPolicy]] = {"fast": Fast}
+
+
+def make_policy(name: str, world: World, *, seed: int | None = None, **options: Any) -> LSTMWrapper:
+    """Build a policy for a world: by name, by `package.module:Class`, or `auto` by what it observes.
+
+    With a `seed` the initial weights depend on nothing else, and the global generator is left alone.
+    """
+    build = find_policy("fast" if name == "auto" else name)
+    if seed is None:
+        return build(world.spec, **options)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return build(world.spec, **options)
+
+
+def find_policy(name: str) -> Callable[..., LSTMWrapper]:
+    """Find a policy class by its name or by `package.module:Class`."""
+    if name in POLICIES:
+        return POLICIES[name]
+    if ":" not in name:
+        near = get_close_matches(name, [*POLICIES, "auto"], n=1)
+        meant = f"did you mean policy={near[0]}?" if near else f"there is {', '.join(POLICIES)}."
+        raise ConfigError(
+            f"There is no policy {name!r}; {meant} Your own class goes by package.module:Class."
+        )
+    module_name, _, class_name = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module_name), class_name)
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"policy={name}: {error}; is it on the Python path?") from error
+    except AttributeError as error:
+        raise ConfigError(f"policy={name}: {module_name} has no class {class_name}.") from error
+    if not (isinstance(found, type) and issubclass(found, LSTMWrapper)):
+        raise ConfigError(f"policy={name}: {class_name} is not a subclass of holdfast.LSTMWrapper.")
+    return found

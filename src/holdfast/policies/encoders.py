@@ -1,0 +1,79 @@
+"""Encoders: what a policy makes of an observation before it remembers."""
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from holdfast.shapes import Float, Tensor, UInt8
+from holdfast.worlds.step import Feature
+from holdfast.worlds.tokens import GLOBAL
+
+Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
+
+SMALLEST_BOX = 11
+
+
+def orthogonal(layer: Layer, gain: float = 1.0) -> Layer:
+    """Start a layer with orthogonal weights and no bias."""
+    nn.init.orthogonal_(layer.weight, gain)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+    return layer
+
+
+class TokensToBox(nn.Module):
+    """Scatter tokens into a box `[channels,rows,columns]`, one channel a feature, normalised.
+
+    The box is at least 11x11 with the window centred in it; a global token is written at the centre.
+    Two tokens on one (feature, cell): the larger value. A token that is padding, of an unknown
+    feature or placed outside the window goes nowhere.
+    """
+
+    def __init__(self, features: Sequence[Feature], window: tuple[int, int]) -> None:
+        super().__init__()
+        self.channels = len(features)
+        self.window = window
+        self.rows, self.columns = (max(SMALLEST_BOX, side) for side in window)
+        norm = torch.tensor([feature.normalization for feature in features])
+        self.register_buffer("normalization", norm[:, None, None])
+        self.normalization: Tensor
+
+    def forward(self, obs: UInt8[Tensor, "N M 3"]) -> Float[Tensor, "N C R K"]:
+        """Turn `[N,M,3]` tokens into `[N,channels,rows,columns]`."""
+        location, feature, value = obs.long().unbind(-1)
+        row, column = location >> 4, location & 0x0F
+        is_global = location == GLOBAL
+        inside = is_global | ((row < self.window[0]) & (column < self.window[1]))
+        row = row + (self.rows - self.window[0]) // 2
+        column = column + (self.columns - self.window[1]) // 2
+        cell = row * self.columns + column
+        cell = torch.where(is_global, (self.rows // 2) * self.columns + self.columns // 2, cell)
+        size = self.channels * self.rows * self.columns
+        place = feature * (self.rows * self.columns) + cell
+        place = torch.where(inside & (feature < self.channels), place, size)
+        dtype = self.normalization.dtype
+        box = torch.zeros(len(obs), size + 1, dtype=dtype, device=obs.device)
+        box.scatter_reduce_(1, place, value.to(dtype), "amax")
+        shape = (self.channels, self.rows, self.columns)
+        return box[:, :size].unflatten(1, shape) / self.normalization
+
+
+class BoxEncoder(nn.Module):
+    """Two convolutions and two linear layers from a token box to a feature vector."""
+
+    def __init__(self, features: Sequence[Feature], window: tuple[int, int], size: int) -> None:
+        super().__init__()
+        self.box = TokensToBox(features, window)
+        self.conv1 = orthogonal(nn.Conv2d(self.box.channels, 64, kernel_size=5, stride=3))
+        self.conv2 = orthogonal(nn.Conv2d(64, 64, kernel_size=3))
+        rows, columns = ((side - 5) // 3 + 1 - 2 for side in (self.box.rows, self.box.columns))
+        self.fc1 = orthogonal(nn.Linear(64 * rows * columns, 128))
+        self.fc2 = orthogonal(nn.Linear(128, size))
+
+    def forward(self, obs: UInt8[Tensor, "N M 3"]) -> Float[Tensor, "N D"]:
+        """Encode `[N,M,3]` tokens."""
+        x = torch.relu(self.conv1(self.box(obs)))
+        x = torch.relu(self.conv2(x)).flatten(1)
+        return torch.relu(self.fc2(torch.relu(self.fc1(x))))

@@ -1,0 +1,124 @@
+"""`RecurrentPolicy`: write `encode` and `decode`; everything about memory is done here, once."""
+
+from abc import ABC, abstractmethod
+from contextlib import nullcontext
+from typing import NamedTuple, final
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from holdfast.errors import ContractError
+from holdfast.policies.clock import clears, slice_start
+from holdfast.policies.wrapper import LSTMWrapper
+from holdfast.shapes import Bool, Float, Int, Shaped, Tensor
+
+
+class Thoughts(NamedTuple):
+    """What a policy makes of each observation: a score for each action, and a value."""
+
+    logits: Float[Tensor, "*batch actions"]
+    values: Float[Tensor, "*batch"]
+
+
+class RecurrentPolicy(LSTMWrapper, ABC):
+    """A policy that remembers: observation -> `encode` -> memory -> `decode` -> actions and value."""
+
+    @abstractmethod
+    def encode(self, obs: Shaped[Tensor, "N ..."]) -> Float[Tensor, "N D"]:
+        """Turn observations into what the memory reads, each on its own."""
+
+    @abstractmethod
+    def decode(self, features: Float[Tensor, "N H"]) -> Thoughts:
+        """Turn what the memory says into action scores `[N,actions]` and values `[N]`."""
+
+    def compile_parts(self, backend: str = "inductor") -> None:
+        """Compile `encode` and `decode`; the recurrent call stays with its own kernel."""
+        self.encode = torch.compile(self.encode, backend=backend, dynamic=True)
+        self.decode = torch.compile(self.decode, backend=backend, dynamic=True)
+
+    def unroll(
+        self,
+        obs: Shaped[Tensor, "B ..."],
+        first: Bool[Tensor, "B *T"],
+        state: TensorDict,
+        valid: Bool[Tensor, "B *T"] | None = None,
+    ) -> tuple[Thoughts, TensorDict]:
+        """Think about one step (`first[B]`) or a segment (`first[B,T]`) and return the state after it.
+
+        Pure: nothing is read or kept but what is given. Where `first` is true memory is emptied
+        before it reads. The returned state has no graph.
+        """
+        batch = first.shape
+        x = self.encode(obs.flatten(0, len(batch) - 1)).unflatten(0, batch)
+        y, state = self.lstm.cell(x, state, first, valid)
+        thoughts = self.decode(y.flatten(0, len(batch) - 1))
+        return Thoughts(*(part.unflatten(0, batch) for part in thoughts)), state
+
+    @final
+    def forward(
+        self,
+        td: TensorDictBase,
+        state: TensorDict | None = None,
+        action: Int[Tensor, "..."] | None = None,
+    ) -> TensorDictBase:
+        """Act (no `action`) or judge given actions, for a step `[B]` or segments `[B,T]`.
+
+        Reads and writes the live store, whatever T; inside `replay(entry)`, or with `state` given,
+        it starts from there and writes nothing. A flat `[B*T]` batch says its shape by `bptt` and
+        `batch`.
+        """
+        B, T = _rows_and_steps(td)
+        shape = (B,) if T == 1 and td.batch_dims == 1 else (B, T)
+        clear = clears(td, self.clear_on).reshape(shape)
+        valid = td["valid"].bool().reshape(shape) if "valid" in td else None
+        obs = td["env_obs"].reshape(*shape, *td["env_obs"].shape[td.batch_dims :])
+        with self.replay(state) if state is not None else nullcontext():
+            start = 0 if self.store.is_replaying else slice_start(td)
+            thoughts, after = self.unroll(obs, clear, self.store.read(start, B), valid)
+            self.store.write(start, after)
+        return _answer(td, thoughts, action)
+
+
+def _rows_and_steps(td: TensorDictBase) -> tuple[int, int]:
+    """Find B and T, and write them into the batch as `batch` and `bptt` where they are absent."""
+    if td.batch_dims == 2:
+        B, T = td.batch_size
+    elif td.batch_dims == 1:
+        T = int(td["bptt"][0]) if "bptt" in td and td.numel() else 1
+        B = td.batch_size[0] // T
+        if td.batch_size[0] != B * T:
+            raise ContractError(f"A flat batch of {td.batch_size[0]} is not rows of bptt={T} steps.")
+    else:
+        raise ContractError(f"A policy takes batches [B] or [B,T]; this one is {td.batch_size}.")
+    for key, number in (("bptt", T), ("batch", B)):
+        if key not in td:
+            td[key] = torch.full(td.batch_size, number, dtype=torch.long, device=td["env_obs"].device)
+    return B, T
+
+
+def _answer(td: TensorDictBase, thoughts: Thoughts, action: Tensor | None) -> TensorDictBase:
+    shape = td.batch_size
+    log_probs = torch.log_softmax(thoughts.logits.reshape(*shape, -1), dim=-1)
+    values = thoughts.values.reshape(shape)
+    if action is None:
+        uniform = td["draws"] if "draws" in td else torch.rand(shape, device=log_probs.device)
+        td["actions"] = chosen = sample(log_probs, uniform)
+    else:
+        chosen = action.reshape(shape)
+        td["entropy"] = -(log_probs.exp() * log_probs).sum(-1)
+        td["value"] = values
+    td["act_log_prob"] = log_probs.gather(-1, chosen.long().unsqueeze(-1)).squeeze(-1)
+    td["values"] = values
+    td["full_log_probs"] = log_probs
+    return td
+
+
+def sample(
+    log_probs: Float[Tensor, "*batch actions"], uniform: Float[Tensor, "*batch"]
+) -> Int[Tensor, "*batch"]:
+    """Draw actions from one uniform number each, by inverting the cumulative distribution."""
+    cumulative = log_probs.exp().cumsum(-1)
+    point = uniform.to(cumulative.dtype).unsqueeze(-1) * cumulative[..., -1:]
+    # Rounding may lift the point to the total; the last action that can be drawn is where it is reached.
+    last = (cumulative < cumulative[..., -1:]).sum(-1)
+    return torch.minimum((cumulative <= point).sum(-1), last)

@@ -1,0 +1,93 @@
+"""`LSTMWrapper`: the face that hand-written policies inherit; the memory package does the work."""
+
+from contextlib import AbstractContextManager
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import nn
+
+from holdfast.memory import LSTM, LiveStore, MemoryInit
+from holdfast.memory.seed_face import LeafBySlice, TimeMajorLSTM, from_pair, to_pair
+from holdfast.policies.clock import ClearOn, clears, slice_start
+from holdfast.shapes import Tensor
+
+Memory = tuple[dict[int, Tensor], dict[int, Tensor]]
+
+
+class LSTMWrapper(nn.Module):
+    """A recurrent policy's memory: the LSTM, the live store, and the calls around them.
+
+    A policy written by hand calls, once each and in this order, `_manage_lstm_state`, `self.lstm` and
+    `_store_lstm_state`; leaving one out is an error. Better: inherit `RecurrentPolicy`, write `encode`
+    and `decode`, and have nothing to forget.
+    """
+
+    def __init__(
+        self,
+        input_size: int = 128,
+        hidden_size: int = 128,
+        num_layers: int = 2,
+        *,
+        memory_init: MemoryInit = "standard",
+        clear_on: ClearOn = "episode",
+    ) -> None:
+        super().__init__()
+        self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
+        self.clear_on: ClearOn = clear_on
+        self.lstm = TimeMajorLSTM(LSTM(input_size, hidden_size, num_layers, memory_init))
+        self.store = LiveStore(self.lstm.cell)
+
+    @property
+    def lstm_h(self) -> LeafBySlice:
+        """Hidden states: a mapping from a slice's first agent to `[L,B,H]`."""
+        return LeafBySlice(self.store, "h")
+
+    @property
+    def lstm_c(self) -> LeafBySlice:
+        """Cell states: a mapping from a slice's first agent to `[L,B,H]`."""
+        return LeafBySlice(self.store, "c")
+
+    def has_memory(self) -> bool:
+        """Say that this policy remembers."""
+        return True
+
+    def get_memory(self) -> Memory:
+        """Copy the live memories: `(h, c)`, each a dictionary from a slice's first agent to `[L,B,H]`."""
+        h, c = self.lstm_h, self.lstm_c
+        return {i: h[i].clone() for i in h}, {i: c[i].clone() for i in c}
+
+    def set_memory(self, memory: Memory) -> None:
+        """Bring back copied memories; what is given is copied, not kept."""
+        h, c = memory[0], memory[1]
+        if not self.store.declared:
+            self.store.close()
+        for start in h:
+            self.store.write(start, from_pair(h[start], c[start]))
+
+    def reset_memory(self) -> None:
+        """Make every agent forget."""
+        self.store.reset()
+
+    def reset_env_memory(self, env_id: int, agents: Tensor | list[int] | None = None) -> None:
+        """Make one slice forget, or single agents of it."""
+        self.store.reset_slice(env_id, agents)
+
+    def replay(self, entry: TensorDict) -> AbstractContextManager[None]:
+        """Let calls inside start from `entry` and leave the live memories alone."""
+        return self.store.replaying(entry)
+
+    def _manage_lstm_state(
+        self, td: TensorDictBase, B: int, TT: int, device: torch.device | str
+    ) -> tuple[Tensor, Tensor, int]:
+        """Fetch the state of this call's agents and leave the call's clears for `self.lstm`."""
+        clear_BT = clears(td, self.clear_on).reshape(B, TT).to(device)
+        valid_BT = td["valid"].bool().reshape(B, TT).to(device) if "valid" in td else None
+        env_id = 0 if self.store.is_replaying else slice_start(td)
+        self.lstm.expect(clear_BT, valid_BT)
+        h, c = to_pair(self.store.read(env_id, B))
+        return h, c, env_id
+
+    def _store_lstm_state(self, lstm_h: Tensor, lstm_c: Tensor, env_id: int) -> None:
+        """Remember the state after a call, cut from its graph."""
+        self.lstm.require_taken()
+        self.store.write(env_id, from_pair(lstm_h, lstm_c))

@@ -1,0 +1,28 @@
+"""The default recipe: learn to remember on two CPU cores within a few minutes."""
+
+from holdfast.config import PPO, Config, Optimizer, Policy, RecallWorld, Trainer
+
+
+def recall() -> Config:
+    """`fast` on `recall` with 4 cues and a delay of 8 steps: chance 0.25, best 1.0."""
+    return Config(
+        world=RecallWorld(agents=64, delay=8, cues=4),
+        policy=Policy(name="fast"),
+        trainer=Trainer(
+            total_timesteps=300_000,
+            batch_size=4096,
+            minibatch_size=512,
+            bptt_horizon=64,
+            update_epochs=2,
+            optimizer=Optimizer(learning_rate=1e-3, learning_rate_end=1e-4),
+            ppo=PPO(
+                gamma=0.99,
+                gae_lambda=0.95,
+                clip_coef=0.2,
+                vf_coef=0.5,
+                clip_vloss=False,
+                ent_coef=0.02,
+                ent_coef_end=0.0,
+            ),
+        ),
+    )

@@ -1,0 +1,93 @@
+"""What a person sees of a run: one progress line on a terminal, plain lines elsewhere."""
+
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from holdfast.config import Config, keys_of
+from holdfast.report.metrics import REPLAY_ALARM
+
+LINE_EVERY_S = 5.0
+
+
+class RunConsole:
+    """Shows a run while it goes on."""
+
+    def __init__(self, total_steps: int, console: Console | None = None) -> None:
+        self.console = console or Console(highlight=False, soft_wrap=True)
+        self.total = total_steps
+        self._started = self._last_line = time.perf_counter()
+        self._alarmed = False
+        self._progress = Progress(
+            BarColumn(bar_width=24),
+            TextColumn("{task.percentage:3.0f} %"),
+            TextColumn("{task.description}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=self.console,
+            refresh_per_second=4,
+            disable=not self.console.is_terminal,
+        )
+        self._task = self._progress.add_task("", total=total_steps)
+
+    def __enter__(self) -> "RunConsole":
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def say(self, text: str) -> None:
+        """Print a line above the progress."""
+        self.console.print(text, markup=False)
+
+    def show(self, metrics: dict[str, float]) -> None:
+        """Show where the run stands."""
+        steps = min(int(metrics["global_step"]), self.total)
+        told = _summary(metrics)
+        self._progress.update(self._task, completed=steps, description=told)
+        error = metrics["memory/replay_error"]
+        if error > REPLAY_ALARM and not self._alarmed:
+            self._alarmed = True
+            self.say(
+                f"ALARM: replaying a segment differs from living it by {error:.1e}. "
+                "The memory is wrong somewhere; run `holdfast check` on this policy."
+            )
+        now = time.perf_counter()
+        if not self.console.is_terminal and (now - self._last_line > LINE_EVERY_S or steps >= self.total):
+            self._last_line = now
+            left = (now - self._started) / steps * (self.total - steps)
+            self.say(f"step {steps:,} of {self.total:,} · {told} · {left:.0f} s left")
+
+
+def _summary(metrics: dict[str, float]) -> str:
+    error = metrics["memory/replay_error"]
+    parts = [f"{metrics['charts/SPS']:,.0f} steps/s"]
+    if "charts/episodic_return" in metrics:
+        parts.append(f"return {metrics['charts/episodic_return']:.3f}")
+    parts.append(f"replay error {error:.0e} {'✓' if error <= REPLAY_ALARM else '✗'}")
+    return " · ".join(parts)
+
+
+def difference(recipe: Config, config: Config) -> Table | None:
+    """Tabulate which keys differ from the recipe, if any."""
+    table = Table("key", "recipe", "this run", box=None, padding=(0, 2, 0, 0))
+    for key in keys_of():
+        old, new = lookup(recipe, key), lookup(config, key)
+        if old != new:
+            table.add_row(key, str(old), str(new))
+    return table if table.row_count else None
+
+
+def lookup(config: Config, key: str) -> object:
+    """Read a dotted key."""
+    found: object = config
+    for part in key.split("."):
+        found = getattr(found, part)
+    return found

@@ -1,0 +1,178 @@
+"""The loop: collect, learn, report; then evaluate and save."""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from holdfast.config import Config, change
+from holdfast.errors import ConfigError
+from holdfast.experience import Collector, evaluate
+from holdfast.keep import RunFolder, create_folder, listening_for_stop
+from holdfast.learn import update
+from holdfast.policies import LSTMWrapper, RecurrentPolicy, make_policy
+from holdfast.recipes import DEFAULT, find_recipe
+from holdfast.report import MetricsFile, RunConsole, difference
+from holdfast.worlds import World, make_world
+
+EVALUATION_AGENTS = 250
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run left behind."""
+
+    folder: Path
+    checkpoint: Path
+    policy: LSTMWrapper
+    metrics: dict[str, float]
+    """The last line of `metrics.jsonl`."""
+    finished: bool
+    """False if somebody stopped it."""
+
+
+def train(recipe: str = DEFAULT, overrides: Mapping[str, Any] | None = None, *, command: str = "") -> Run:
+    """Train as a recipe says, with some keys changed, and return what came of it."""
+    base = find_recipe(recipe)
+    config = change(base, overrides or {})
+    device = pick_device(config)
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    world = build_world(config, device, agents=config.world.agents, seed=config.seed)
+    policy = build_policy(config, world, device)
+    folder = create_folder(config, config.run or _name(config), command or f"holdfast.train({recipe!r})")
+    console = RunConsole(config.iterations * config.trainer.batch_size)
+    _announce(console, base, config, folder)
+    metrics: dict[str, float] = {"iteration": 0}
+    try:
+        with closing(MetricsFile(folder.metrics)) as file, console, listening_for_stop() as stop:
+            for metrics in iterations(config, world, policy):
+                file.write(metrics)
+                console.show(metrics)
+                if stop:
+                    break
+            else:
+                metrics |= final_evaluation(config, policy, device)
+                file.write(metrics)
+    finally:
+        checkpoint = folder.save(policy, config, int(metrics["iteration"]))
+    return Run(folder.path, checkpoint, policy, metrics, finished=not stop)
+
+
+def iterations(config: Config, world: World, policy: LSTMWrapper) -> Iterator[dict[str, float]]:
+    """Collect and learn, again and again; yield what each iteration measured."""
+    trainer = config.trainer
+    collector = Collector(
+        world, policy, length=config.rollout_length, horizon=trainer.bptt_horizon, seed=config.seed
+    )
+    adam = trainer.optimizer
+    optimizer = torch.optim.Adam(
+        policy.parameters(), lr=adam.learning_rate, betas=(adam.beta1, adam.beta2), eps=adam.eps
+    )
+    begun = time.perf_counter()
+    for iteration in range(config.iterations):
+        before, progress = time.perf_counter(), iteration / config.iterations
+        learning_rate = _anneal(adam.learning_rate, adam.learning_rate_end, progress)
+        ent_coef = _anneal(trainer.ppo.ent_coef, trainer.ppo.ent_coef_end, progress)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate
+        segments = collector.rollout(version=iteration)
+        learnt = update(
+            policy,
+            optimizer,
+            segments,
+            trainer.ppo,
+            ent_coef=ent_coef,
+            epochs=trainer.update_epochs,
+            rows=trainer.minibatch_size // trainer.bptt_horizon,
+            seed=config.seed,
+        )
+        now = time.perf_counter()
+        yield {
+            "iteration": iteration + 1,
+            "global_step": (iteration + 1) * trainer.batch_size,
+            "seconds": now - begun,
+            "charts/SPS": trainer.batch_size / (now - before),
+            "charts/learning_rate": learning_rate,
+            "charts/ent_coef": ent_coef,
+            **collector.episodes.take(),
+            **learnt,
+        }
+
+
+def final_evaluation(config: Config, policy: LSTMWrapper, device: torch.device) -> dict[str, float]:
+    """Play greedily on episodes the training never saw, with the memory intact and with it cleared."""
+    episodes = config.trainer.eval_episodes
+    agents = min(EVALUATION_AGENTS, episodes)
+    unseen = build_world(config, device, agents=agents, seed=-1 - config.seed)
+    return {
+        "eval/return_mean": evaluate(policy, unseen, episodes=episodes).return_mean,
+        "eval/return_mean_memory_cleared": evaluate(
+            policy, unseen, episodes=episodes, memory="cleared"
+        ).return_mean,
+    }
+
+
+def pick_device(config: Config) -> torch.device:
+    """Choose where to compute."""
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device=cuda, but torch finds no GPU here; use device=cpu or device=auto.")
+    if config.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(config.device)
+
+
+def build_world(config: Config, device: torch.device, *, agents: int, seed: int) -> World:
+    """Build the configured world for some number of agents."""
+    options = config.world.model_dump(exclude={"name", "agents"})
+    return make_world(config.world.name, agents=agents, seed=seed, device=device, **options)
+
+
+def build_policy(config: Config, world: World, device: torch.device) -> LSTMWrapper:
+    """Build the configured policy for a world."""
+    knobs = config.policy
+    policy = make_policy(
+        knobs.name,
+        world,
+        seed=config.seed,
+        hidden_size=knobs.hidden_size,
+        num_layers=knobs.num_layers,
+        memory_init=knobs.memory_init,
+        clear_on=config.memory.clear_on,
+    ).to(device)
+    if knobs.compile:
+        if not isinstance(policy, RecurrentPolicy):
+            raise ConfigError(f"policy.compile=true needs a RecurrentPolicy; {knobs.name} is none.")
+        policy.compile_parts()
+    return policy
+
+
+def _anneal(start: float, end: float | None, progress: float) -> float:
+    return start if end is None else start + (end - start) * progress
+
+
+def _name(config: Config) -> str:
+    return f"{config.world.name}-{datetime.now():%Y%m%d-%H%M%S}"
+
+
+def _announce(console: RunConsole, base: Config, config: Config, folder: RunFolder) -> None:
+    wanted = config.run
+    if wanted and folder.path.name != wanted:
+        console.say(f"{config.runs_dir}/{wanted} exists and is left alone; this run is {folder.path.name}.")
+    console.say(
+        f"run {folder.path} · {config.world.name} · {config.world.agents} agents · "
+        f"{config.iterations} iterations of {config.trainer.batch_size:,} steps · seed {config.seed}"
+    )
+    if config.trainer.num_workers > 1:
+        console.say(
+            f"trainer.num_workers={config.trainer.num_workers}: {config.world.name} is an embedded world "
+            "and runs in this process; no workers are started."
+        )
+    changed = difference(base, config)
+    if changed is not None:
+        console.console.print(changed)

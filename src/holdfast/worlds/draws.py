@@ -1,0 +1,65 @@
+"""Counter-based randomness: every draw is a pure function of (seed, stream, agent, step).
+
+Nothing is kept between draws, so runs repeat with any number of workers, resuming needs no
+generator state, and every device draws the same numbers.
+"""
+
+import torch
+
+from holdfast.shapes import Float, Int, Tensor
+
+STREAM_WORLD = 1
+STREAM_ACTION = 2
+STREAM_MINIBATCH = 3
+STREAM_EVALUATION = 4
+
+_MULTIPLIER_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
+_MULTIPLIER_2 = 0x94D049BB133111EB - (1 << 64)
+_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
+_WRAP = 1 << 64
+
+
+def _as_signed(number: int) -> int:
+    number %= _WRAP
+    return number - _WRAP if number >= _WRAP >> 1 else number
+
+
+def _shift_right(x: Tensor, places: int) -> Tensor:
+    """Shift without copying the sign in: torch has only signed 64-bit integers."""
+    return (x >> places) & ((1 << (64 - places)) - 1)
+
+
+def _mix(x: Tensor) -> Tensor:
+    """Steele, Lea and Flood's splitmix64 finaliser: each input bit flips half of the output bits."""
+    x = (x ^ _shift_right(x, 30)) * _MULTIPLIER_1
+    x = (x ^ _shift_right(x, 27)) * _MULTIPLIER_2
+    return x ^ _shift_right(x, 31)
+
+
+def bits(
+    seed: int, stream: int, agent: Int[Tensor, "..."], step: int | Int[Tensor, "..."]
+) -> Int[Tensor, "..."]:
+    """Draw 64 random bits for each agent, the same ones for the same (seed, stream, agent, step)."""
+    x = _mix(agent * _GOLDEN + _as_signed(seed))
+    x = _mix(x + _as_signed(stream * _GOLDEN))
+    return _mix(x + (_as_signed(step * _GOLDEN) if isinstance(step, int) else step * _GOLDEN))
+
+
+def uniform(
+    seed: int, stream: int, agent: Int[Tensor, "..."], step: int | Int[Tensor, "..."]
+) -> Float[Tensor, "..."]:
+    """Draw a float32 in [0, 1) for each agent."""
+    return _shift_right(bits(seed, stream, agent, step), 40).float() * 2.0**-24
+
+
+def below(
+    limit: int, seed: int, stream: int, agent: Int[Tensor, "..."], step: int | Int[Tensor, "..."]
+) -> Int[Tensor, "..."]:
+    """Draw a whole number in [0, limit) for each agent."""
+    return (_shift_right(bits(seed, stream, agent, step), 33) * limit) >> 31
+
+
+def permutation(size: int, seed: int, stream: int, step: int, device: torch.device) -> Tensor:
+    """Draw an order of `size` things."""
+    things = torch.arange(size, device=device)
+    return torch.argsort(bits(seed, stream, things, step), stable=True)

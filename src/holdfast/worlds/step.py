@@ -1,0 +1,82 @@
+"""What the world says: the one clock of episodes, and the contract every world keeps."""
+
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from holdfast.errors import ContractError
+from holdfast.shapes import Bool, Float, Int, Shaped, Tensor
+
+Truncates = Literal["never", "always"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """What the world said to every agent at once.
+
+    `reward`, `terminated` and `truncated` came with `obs` and judge the action before it; `first` is
+    true where `obs` opens an episode. Worlds restart in the same step, so a finished episode's row
+    already shows the next one; what was last seen of a truncated one is in `last_obs`.
+    """
+
+    obs: Shaped[Tensor, "A ..."]
+    reward: Float[Tensor, " A"]
+    terminated: Bool[Tensor, " A"]
+    truncated: Bool[Tensor, " A"]
+    first: Bool[Tensor, " A"]
+    valid: Bool[Tensor, " A"]
+    """False where nobody acts: memory stands still and the row weighs nothing."""
+    trial: Bool[Tensor, " A"]
+    """True where a new trial opens inside an episode."""
+    last_obs: Shaped[Tensor, "A ..."] | None = None
+    """The true last observation, read only in rows where `truncated`."""
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One kind of token: its name, and the size its values are divided by."""
+
+    name: str
+    normalization: float
+
+
+@dataclass(frozen=True)
+class WorldSpec:
+    """What a policy must know to be built for a world."""
+
+    obs_shape: tuple[int, ...]
+    action_names: tuple[str, ...]
+    features: tuple[Feature, ...] = ()
+    """The token features in the order of their ids."""
+    window: tuple[int, int] = (11, 11)
+    """Rows and columns of the egocentric window that token locations point into."""
+    truncates: Truncates = "never"
+    """When `truncated` can be set, so that nobody has to look at the device to know."""
+    best_return: float | None = None
+    """The best mean return there is."""
+    best_return_without_memory: float | None = None
+    """The best mean return of a policy that sees only the present observation."""
+    notes: dict[str, str] = field(default_factory=dict)
+
+
+class World(Protocol):
+    """A batch of agents that are told a `Step` and answer with one action each."""
+
+    agents: int
+    spec: WorldSpec
+
+    def reset(self) -> Step:
+        """Start every agent's first episode; `first` is true everywhere."""
+        ...
+
+    def step(self, actions: Int[Tensor, " A"]) -> Step:
+        """Take one action an agent; finished episodes restart within this call."""
+        ...
+
+
+def check_actions(actions: Tensor, agents: int, num_actions: int) -> None:
+    """Refuse actions of the wrong shape or type before they reach a world's arithmetic."""
+    if actions.shape != (agents,) or actions.is_floating_point():
+        raise ContractError(
+            f"actions are {tuple(actions.shape)} {actions.dtype}; this world has {agents} agents "
+            f"and wants {agents} whole numbers below {num_actions}."
+        )

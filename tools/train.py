@@ -1,0 +1,9 @@
+#!/usr/bin/env python
+"""The seeds' command line: a door to `holdfast train`."""
+
+import sys
+
+from holdfast.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main(["train", *sys.argv[1:]]))
