@@ -1,5 +1,7 @@
 """The laws of flow: where gradients and information may go, and where not."""
 
+from typing import cast
+
 import torch
 
 from holdfast.check.bench import (
@@ -34,7 +36,7 @@ def cut(bench: Bench) -> list[Measurement]:
         least = float(reach[own].min())
         parts.append(alive(f"gradient within calls of {steps}", least, "no gradient arrives at all"))
     entry = random_state(bench.proof)
-    leaves = [entry[key].requires_grad_() for key in ("h", "c")]
+    leaves = [cast("Tensor", leaf).requires_grad_() for leaf in entry.values()]
     with torch.enable_grad(), bench.proof.replay(entry):
         told = bench.proof(segment_of(bench.unbroken))
         loss = told["values"].sum() + told["full_log_probs"].sum()

@@ -82,7 +82,7 @@ def bounded(bench: Bench) -> list[Measurement]:
     return [
         Measurement(
             f"growth of {what} from 200 to 2,000 steps",
-            abs(late - early),
+            float(abs(late - early)),
             0.0,
             finding=f"{early:,} after 200 steps, {late:,} after 2,000",
         )
@@ -107,8 +107,8 @@ def restore(bench: Bench) -> list[Measurement]:
                 parameter.zero_()
         other.load_state_dict(load_file(weights))
         saved = load_file(memory)
-    h, c = ({int(key.split()[1]): leaf for key, leaf in saved.items() if key[0] == part} for part in "01")
-    other.set_memory((h, c))
+    first, second = ({int(key.split()[1]): saved[key] for key in saved if key[0] == part} for part in "01")
+    other.set_memory((first, second))
     with torch.no_grad():
         rest = live_by_hand(other, script, start=middle)
     return [nothing("outputs after loading", rest - whole[:, middle:], "agent", "step")]
@@ -149,12 +149,7 @@ def _cell_agrees(policy: LSTMWrapper, dtype: torch.dtype) -> list[Measurement]:
     state = random_state(policy)
     with torch.enable_grad():
         fast, _ = cell(x, state, clear)
-        plain = x.transpose(0, 1)
-        everybody = torch.ones_like(clear).T
-        for number in range(cell.num_layers):
-            before = state["h"][:, number], state["c"][:, number]
-            plain, _, _ = reference.lstm_layer(plain, *before, clear.T, everybody, cell.layer(number))
-        plain = plain.transpose(0, 1)
+        plain, _ = reference.lstm(cell, x, state, clear)
         towards = torch.randn(fast.shape, generator=generator).to(dtype)
         inputs = [x, *cell.parameters()]
         pairs = zip(

@@ -1,8 +1,14 @@
 """The LSTM written out step by step: slow, plain, and what every fast path is measured against."""
 
+from typing import TYPE_CHECKING
+
 import torch
+from tensordict import TensorDict
 
 from holdfast.shapes import Bool, Float, Tensor
+
+if TYPE_CHECKING:
+    from holdfast.memory.lstm import LSTM
 
 LayerWeights = tuple[Tensor, Tensor, Tensor, Tensor]
 """`weight_ih [4H,D], weight_hh [4H,H], bias_ih [4H], bias_hh [4H]`, gates in the order i f g o."""
@@ -29,3 +35,21 @@ def lstm_layer(
         outputs.append(torch.where(valid, h, nothing))
         h_BH, c_BH = torch.where(valid, h, h_BH), torch.where(valid, c, c_BH)
     return torch.stack(outputs), h_BH, c_BH
+
+
+def lstm(
+    cell: "LSTM",
+    x_BTD: Float[Tensor, "B T D"],
+    state: TensorDict,
+    clear_BT: Bool[Tensor, "B T"],
+    valid_BT: Bool[Tensor, "B T"] | None = None,
+) -> tuple[Float[Tensor, "B T H"], TensorDict]:
+    """Do what `cell(x, state, clear, valid)` does over a segment, layer by layer and step by step."""
+    valid_TB = torch.ones_like(clear_BT).T if valid_BT is None else valid_BT.T
+    y_TBH, after = x_BTD.transpose(0, 1), []
+    for number in range(cell.num_layers):
+        before = state["h"][:, number], state["c"][:, number]
+        y_TBH, *last = lstm_layer(y_TBH, *before, clear_BT.T, valid_TB, cell.layer(number))
+        after.append(last)
+    h, c = (torch.stack(parts, dim=1).detach() for parts in zip(*after, strict=True))
+    return y_TBH.transpose(0, 1), TensorDict({"h": h, "c": c}, batch_size=[len(x_BTD)])

@@ -1,7 +1,7 @@
 """What the world says: the one clock of episodes, and the contract every world keeps."""
 
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from holdfast.errors import ContractError
 from holdfast.shapes import Bool, Float, Int, Shaped, Tensor
@@ -58,6 +58,7 @@ class WorldSpec:
     notes: dict[str, str] = field(default_factory=dict)
 
 
+@runtime_checkable
 class World(Protocol):
     """A batch of agents that are told a `Step` and answer with one action each."""
 
