@@ -96,8 +96,9 @@ def pairs(now: Life, was: Life) -> list[tuple[str, Tensor, Tensor]]:
 
 
 def segment_of(script: Script) -> TensorDict:
-    """Put the script's first segment into the words that policies read."""
-    obs, first = script.obs[:, :HORIZON], script.first[:, :HORIZON]
+    """Put the script's second segment into the words that policies read."""
+    when = slice(HORIZON, 2 * HORIZON)
+    obs, first = script.obs[:, when], script.first[:, when]
     batch = {"env_obs": obs, "first": first, "draws": torch.zeros(first.shape)}
     return TensorDict(batch, batch_size=first.shape)
 

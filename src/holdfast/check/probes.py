@@ -134,14 +134,22 @@ def tapped(policy: nn.Module) -> Iterator[Taps]:
 
 def gradient_reach(policy: LSTMWrapper, script: Script, *, steps_a_call: int) -> Float[Tensor, "calls calls"]:
     """Measure how strongly the outputs of each call pull on what every call read: `[output, input]`."""
+    outputs, taps_of = [], []
     with torch.enable_grad(), tapped(policy) as taps:
-        outputs = live_by_hand(policy, script, steps_a_call=steps_a_call)
-        calls = script.steps // steps_a_call
-        reach = torch.zeros(calls, len(taps.added))
-        for call, part in enumerate(outputs.split(steps_a_call, dim=1)):
-            pulls = torch.autograd.grad(part.sum(), taps.added, retain_graph=True, allow_unused=True)
-            for tap, pull in enumerate(pulls):
-                reach[call, tap] = 0.0 if pull is None else pull.abs().max()
+        for t in range(0, script.steps, steps_a_call):
+            known = len(taps.added)
+            outputs.append(
+                live_by_hand(policy, script, steps_a_call=steps_a_call, start=t, stop=t + steps_a_call)
+            )
+            taps_of.append(taps.added[known:])
+        reach = torch.zeros(len(outputs), len(outputs))
+        for output, told in enumerate(outputs):
+            for read in range(output + 1):
+                if not (inputs := taps_of[read]):
+                    continue
+                pulls = torch.autograd.grad(told.sum(), inputs, retain_graph=True, allow_unused=True)
+                sizes = [float(pull.abs().max()) for pull in pulls if pull is not None]
+                reach[output, read] = max(sizes, default=0.0)
     return reach
 
 
@@ -150,7 +158,8 @@ def held() -> tuple[int, int]:
     gc.collect()
     storages, roots = {}, []
     for thing in gc.get_objects():
-        if issubclass(type(thing), Tensor):
+        # Exact types: the fake tensors a compiler leaves behind hold no memory.
+        if type(thing) in (Tensor, nn.Parameter):
             storage = thing.untyped_storage()
             storages[storage.data_ptr()] = storage.nbytes()
             if thing.grad_fn is not None:

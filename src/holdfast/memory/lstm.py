@@ -101,8 +101,6 @@ class LSTM(Cell):
         self, x_BTD: Tensor, entry: TensorDict, clear_BT: Tensor, valid_BT: Tensor
     ) -> tuple[Tensor, TensorDict]:
         slots = plan_slots(clear_BT, valid_BT, x_BTD.dtype)
-        if slots.length == 0:
-            return x_BTD.new_zeros(*clear_BT.shape, self.hidden_size), entry.detach()
         h, c, y_BTH = [], [], x_BTD
         for number in range(self.num_layers):
             before = entry["h"][:, number], entry["c"][:, number]

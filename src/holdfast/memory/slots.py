@@ -51,14 +51,14 @@ def plan_slots(clear_BT: Bool[Tensor, "B T"], valid_BT: Bool[Tensor, "B T"], dty
     blank_BT[:, 0] = False
     end_BT = torch.cumsum(blank_BT.long() + valid_BT.long(), dim=1)
     total_B = end_BT[:, -1]
-    length = int(total_B.max())
+    length = max(1, int(total_B.max()))
     nowhere = torch.full_like(end_BT, length * B)
     step_BT = torch.where(valid_BT, (end_BT - 1) * B + row_B[:, None], nowhere)
     before_BT = torch.where(blank_BT, (end_BT - 1 - valid_BT.long()) * B + row_B[:, None], nowhere)
     blank = torch.zeros(length * B + 1, dtype=dtype, device=clear_BT.device)
     blank[before_BT.flatten()] = 1.0
     hold_SB = torch.arange(length, device=clear_BT.device)[:, None] >= total_B[None, :]
-    blank_SB = blank[:-1].unflatten(0, (length, B)) if length else blank.new_zeros(0, B)
+    blank_SB = blank[:-1].unflatten(0, (length, B))
     return Slots(
         length=length,
         place_BT=step_BT,

@@ -1,0 +1,287 @@
+"""Policies and trainers that are wrong on purpose: each breaks a law that must notice."""
+
+from contextlib import contextmanager
+
+import torch
+from tensordict import TensorDict
+from torch import nn
+
+from holdfast.experience import Collector
+from holdfast.policies import LSTMWrapper
+from small import Small
+
+
+class NoDetach(LSTMWrapper):
+    """Hand-written around its own nn.LSTM; what it remembers keeps its graph."""
+
+    def __init__(self):
+        super().__init__(5, 16, 1)
+        self.core = nn.LSTM(5, 16, 1)
+        self.out = nn.Linear(16, 4)
+        self.kept = {}
+
+    def forward(self, td, state=None, action=None):
+        shape = td.batch_size
+        B, T = shape[0], shape[1] if len(shape) == 2 else 1
+        x = td["env_obs"].to(self.out.weight.dtype).reshape(B, T, -1).transpose(0, 1)
+        first = next(td[key] for key in ("first", "dones", "truncateds") if key in td).reshape(B, T)
+        start = 0 if self.store.is_replaying else int(td["training_env_id_start"].flatten()[0])
+        entry = self.store.read(start, B)
+        pair = entry["h"].transpose(0, 1).contiguous(), entry["c"].transpose(0, 1).contiguous()
+        if not self.store.is_replaying:
+            pair = self.kept.get(start, pair)
+        outputs = []
+        for t in range(T):
+            pair = tuple(torch.where(first[None, :, t, None], 0.0, part) for part in pair)
+            y, pair = self.core(x[t : t + 1], pair)
+            outputs.append(y[0])
+        if not self.store.is_replaying:
+            self.kept[start] = pair
+        h, c = (part.detach().transpose(0, 1) for part in pair)
+        self.store.write(start, TensorDict({"h": h, "c": c}, batch_size=[B]))
+        out = self.out(torch.stack(outputs, 1)).reshape(*shape, 4)
+        log_probs = torch.log_softmax(out[..., :3], -1)
+        chosen = torch.zeros(shape, dtype=torch.long) if action is None else action
+        td["actions"], td["values"], td["full_log_probs"] = chosen, out[..., 3], log_probs
+        td["act_log_prob"] = log_probs.gather(-1, chosen[..., None])[..., 0]
+        return td
+
+    def reset_memory(self):
+        self.kept.clear()
+        super().reset_memory()
+
+
+class LateClear(Small):
+    """Clears one step after an episode began."""
+
+    late = None
+
+    def unroll(self, obs, first, state, valid=None):
+        if first.dim() == 1:
+            late = torch.zeros_like(first) if self.late is None or len(self.late) != len(first) else self.late
+            self.late = first
+        else:
+            late = torch.cat([torch.zeros_like(first[:, :1]), first[:, :-1]], dim=1)
+        return super().unroll(obs, late, state, valid)
+
+
+class NoClear(Small):
+    """Never clears."""
+
+    def unroll(self, obs, first, state, valid=None):
+        return super().unroll(obs, torch.zeros_like(first), state, valid)
+
+
+class _ClearsOnOneFlag(Small):
+    flag = ""
+
+    def forward(self, td, state=None, action=None):
+        if self.flag in td:
+            td["first"] = td[self.flag].clone()
+        elif "first" not in td:
+            td["first"] = torch.zeros(td.batch_size, dtype=torch.bool)
+        return super().forward(td, state, action)
+
+
+class ClearsOnTerminatedOnly(_ClearsOnOneFlag):
+    """Forgets that a truncation ends an episode too."""
+
+    flag = "dones"
+
+
+class ClearsOnTruncatedOnly(_ClearsOnOneFlag):
+    """Forgets that a termination ends an episode too."""
+
+    flag = "truncateds"
+
+
+class UpdateIgnoresClears(Small):
+    """Clears while it acts, but not while it learns."""
+
+    def unroll(self, obs, first, state, valid=None):
+        if self.store.is_replaying and first.dim() == 2:
+            first = torch.zeros_like(first)
+        return super().unroll(obs, first, state, valid)
+
+
+class UpdateClearsAtTheStartOnly(Small):
+    """Looks at a segment's first flag only while it learns."""
+
+    def unroll(self, obs, first, state, valid=None):
+        if first.dim() == 2:
+            first = first.clone()
+            first[:, 1:] = False
+        return super().unroll(obs, first, state, valid)
+
+
+class ZeroEntry(Small):
+    """Learns from zeros although the rollout carried a state."""
+
+    def replay(self, entry):
+        return super().replay(entry.apply(torch.zeros_like))
+
+
+class TimeAndBatchSwapped(Small):
+    """Reads (t b) where (b t) is written."""
+
+    def unroll(self, obs, first, state, valid=None):
+        if first.dim() == 2:
+            B, T = first.shape
+            obs = obs.reshape(T, B, *obs.shape[2:]).transpose(0, 1)
+        return super().unroll(obs, first, state, valid)
+
+
+class SharedSlices(Small):
+    """Keeps one memory for all slices."""
+
+    def forward(self, td, state=None, action=None):
+        if "training_env_id_start" in td:
+            td["training_env_id_start"] = torch.zeros_like(td["training_env_id_start"])
+        return super().forward(td, state, action)
+
+
+class BatchMatesMixed(Small):
+    """Normalises over the batch, so that agents see each other."""
+
+    def encode(self, obs):
+        x = super().encode(obs)
+        return x - x.mean(0)
+
+
+class BootstrapAdvances(Small):
+    """A look at a value moves the live memory."""
+
+    def unroll(self, obs, first, state, valid=None):
+        thoughts, after = super().unroll(obs, first, state, valid)
+        if self.store.is_replaying and 0 in self.store.slices:
+            entry, self.store._entry = self.store._entry, None
+            self.store.write(0, after)
+            self.store._entry = entry
+        return thoughts, after
+
+
+class Forgetful(Small):
+    """Starts every call from nothing."""
+
+    def unroll(self, obs, first, state, valid=None):
+        return super().unroll(obs, first, state.apply(torch.zeros_like), valid)
+
+
+class Hoards(Small):
+    """Keeps everything it ever thought."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.past = []
+
+    def decode(self, features):
+        self.past.append(features.detach())
+        return super().decode(features)
+
+
+class EntryWithGraph(Small):
+    """Lets the loss reach into the state a replay starts from."""
+
+    @contextmanager
+    def replay(self, entry):
+        with super().replay(entry):
+            self.store._entry = entry
+            yield
+
+
+class SavesHalf(Small):
+    """Forgets to save the cell states."""
+
+    def get_memory(self):
+        h, c = super().get_memory()
+        return h, {start: torch.zeros_like(leaf) for start, leaf in c.items()}
+
+
+class OtherWhenCompiled(Small):
+    """Means something else once it is compiled."""
+
+    def encode(self, obs):
+        x = super().encode(obs)
+        return x * 1.001 if torch.compiler.is_compiling() else x
+
+
+class WrongKernel(Small):
+    """Its cell is slightly off over segments."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.lstm.cell.register_forward_hook(self.stretch)
+
+    @staticmethod
+    def stretch(cell, arguments, result):
+        y, after = result
+        return (y * (1 + 1e-4) if y.dim() == 3 else y), after
+
+
+POLICIES = [
+    (NoDetach, "cut"),
+    (NoDetach, "bounded"),
+    (EntryWithGraph, "cut"),
+    (Forgetful, "carry"),
+    (LateClear, "clear"),
+    (NoClear, "clear"),
+    (ClearsOnTerminatedOnly, "clear"),
+    (ClearsOnTruncatedOnly, "clear"),
+    (UpdateIgnoresClears, "clear"),
+    (UpdateIgnoresClears, "replay"),
+    (UpdateClearsAtTheStartOnly, "clear"),
+    (ZeroEntry, "replay"),
+    (ZeroEntry, "carry"),
+    (TimeAndBatchSwapped, "replay"),
+    (TimeAndBatchSwapped, "isolate"),
+    (SharedSlices, "isolate"),
+    (BatchMatesMixed, "isolate"),
+    (BootstrapAdvances, "pure"),
+    (Hoards, "bounded"),
+    (SavesHalf, "restore"),
+    (OtherWhenCompiled, "agree"),
+    (WrongKernel, "agree"),
+]
+
+
+class EntryAfterTheStep(Collector):
+    """Copies a segment's entry state one step too late."""
+
+    def rollout(self, version):
+        entries = []
+        one_step = self._live_one_step
+
+        def live():
+            lived = one_step()
+            entries.append(self._state().clone())
+            return lived
+
+        self._live_one_step = live
+        segments = super().rollout(version)
+        del self._live_one_step
+        late = torch.stack(entries[:: self.horizon], dim=1).flatten(0, 1)
+        return type(segments)(segments.steps, late, segments.tail, segments.version)
+
+
+class WipesBeforeRollouts(Collector):
+    """Empties every memory before each rollout."""
+
+    def rollout(self, version):
+        self.policy.reset_memory()
+        return super().rollout(version)
+
+
+class EntriesShuffled(Collector):
+    """Hands segments the entry states of their neighbours."""
+
+    def rollout(self, version):
+        s = super().rollout(version)
+        return type(s)(s.steps, s.entry[torch.arange(len(s)).roll(1)], s.tail, s.version)
+
+
+COLLECTORS = [
+    (EntryAfterTheStep, "replay"),
+    (WipesBeforeRollouts, "carry"),
+    (EntriesShuffled, "replay"),
+    (EntriesShuffled, "isolate"),
+]

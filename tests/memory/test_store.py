@@ -1,0 +1,172 @@
+import copy
+import io
+
+import pytest
+import torch
+
+from holdfast.errors import ContractError
+from holdfast.memory import LSTM, LiveStore
+
+
+@pytest.fixture
+def store():
+    return LiveStore(LSTM(3, 4, 2))
+
+
+def state_of(store, length, number):
+    return store._cell.initial(length).apply(lambda leaf: torch.full_like(leaf, number))
+
+
+def test_a_new_slice_used_by_hand_starts_empty(store):
+    assert (store.read(5, 3)["h"] == 0).all()
+    assert store.slices == {5: 3}
+
+
+def test_slices_do_not_share(store):
+    store.open({0: 2, 2: 3})
+    store.write(0, state_of(store, 2, 1.0))
+    store.write(2, state_of(store, 3, 2.0))
+    assert (store.read(0, 2)["c"] == 1).all()
+    assert (store.read(2, 3)["c"] == 2).all()
+
+
+def test_slices_are_views_of_one_tree(store):
+    store.open({0: 2, 2: 3})
+    with torch.no_grad():
+        view = store.read(2, 3)
+        store.write(2, state_of(store, 3, 7.0))
+    assert (view["h"] == 7).all()
+
+
+def test_what_is_read_with_gradients_on_survives_the_next_write(store):
+    store.open({0: 2})
+    before = store.read(0, 2)
+    store.write(0, state_of(store, 2, 7.0))
+    assert (before["h"] == 0).all()
+
+
+def test_writing_copies_and_cuts(store):
+    given = state_of(store, 2, 1.0)
+    given["h"].requires_grad_()
+    store.write(0, given)
+    kept = store.read(0, 2)["h"]
+    assert not kept.requires_grad
+    with torch.no_grad():
+        given["h"].fill_(9.0)
+    assert (kept == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("start", "length"), [(1, 2), (0, 3), (4, 1), (0, 1)], ids=["inside", "longer", "unknown", "shorter"]
+)
+def test_after_opening_another_slice_is_an_error_that_lists_the_open_ones(store, start, length):
+    store.open({0: 2, 2: 2})
+    with pytest.raises(ContractError, match="2 agents at 0, 2 agents at 2"):
+        store.read(start, length)
+
+
+def test_overlapping_slices_are_refused(store):
+    with pytest.raises(ContractError, match="overlaps"):
+        store.open({0: 3, 2: 2})
+    store.close()
+    store.read(0, 3)
+    with pytest.raises(ContractError, match="overlaps"):
+        store.read(2, 2)
+
+
+def test_another_size_by_hand_needs_a_reset(store):
+    store.read(0, 3)
+    with pytest.raises(ContractError, match="reset the memory"):
+        store.read(0, 4)
+    store.reset()
+    assert len(store.read(0, 4)) == 4
+
+
+def test_another_dtype_says_what_was_and_what_is(store):
+    store.open({0: 2})
+    with pytest.raises(ContractError, match=r"float32 on cpu; the new state is .*float64"):
+        store.write(0, state_of(store, 2, 1.0).double())
+
+
+def test_another_shape_is_refused(store):
+    store.open({0: 2})
+    wrong = LSTM(3, 5, 2).initial(2)
+    with pytest.raises(ContractError, match=r"\[2, 2, 4\]"):
+        store.write(0, wrong)
+
+
+def test_resetting_keeps_declared_slices(store):
+    store.open({0: 2, 2: 2})
+    store.write(2, state_of(store, 2, 3.0))
+    store.reset()
+    assert store.slices == {0: 2, 2: 2}
+    assert (store.read(2, 2)["h"] == 0).all()
+
+
+def test_single_agents_of_a_slice_can_forget(store):
+    store.open({0: 2, 2: 4})
+    store.write(0, state_of(store, 2, 1.0))
+    store.write(2, state_of(store, 4, 1.0))
+    store.reset_slice(2, [0, 3])
+    assert store.read(2, 4)["c"][:, 0, 0].tolist() == [0, 1, 1, 0]
+    assert (store.read(0, 2)["c"] == 1).all()
+    store.reset_slice(2, torch.tensor([False, True, False, False]))
+    assert store.read(2, 4)["c"][:, 0, 0].tolist() == [0, 0, 1, 0]
+    store.reset_slice(2)
+    assert (store.read(2, 4)["c"] == 0).all()
+
+
+def test_forgetting_where_nobody_is_is_an_error(store):
+    store.open({0: 2})
+    with pytest.raises(ContractError, match="No slice starts at agent 1"):
+        store.reset_slice(1)
+    with pytest.raises(ContractError, match=r"0\.\.1"):
+        store.reset_slice(0, [2])
+
+
+def test_snapshot_and_restore(store):
+    store.open({0: 2})
+    store.write(0, state_of(store, 2, 1.0))
+    kept = store.snapshot()
+    store.write(0, state_of(store, 2, 2.0))
+    store.restore(kept)
+    assert (store.read(0, 2)["h"] == 1).all()
+    store.write(0, state_of(store, 2, 3.0))
+    assert (kept.tree["h"] == 1).all()
+    other = LiveStore(LSTM(3, 4, 2))
+    other.open({0: 3})
+    with pytest.raises(ContractError, match="open the same slices"):
+        other.restore(kept)
+
+
+def test_a_replay_reads_its_entry_and_writes_nothing(store):
+    store.open({0: 2})
+    store.write(0, state_of(store, 2, 1.0))
+    with store.replaying(state_of(store, 5, 4.0)):
+        assert (store.read(0, 5)["h"] == 4).all()
+        store.write(0, state_of(store, 5, 6.0))
+        with pytest.raises(ContractError, match="holds 5 rows, the batch 2"):
+            store.read(0, 2)
+    assert (store.read(0, 2)["h"] == 1).all()
+
+
+def test_replays_do_not_nest_and_end_with_an_error_too(store):
+    entry = state_of(store, 1, 0.0)
+    with pytest.raises(ContractError, match="already open"), store.replaying(entry), store.replaying(entry):
+        raise AssertionError("never reached")
+    assert not store.is_replaying
+
+
+def test_a_replayed_entry_has_no_graph(store):
+    entry = state_of(store, 2, 1.0).apply(lambda leaf: leaf.requires_grad_())
+    with store.replaying(entry):
+        assert not store.read(0, 2)["h"].requires_grad
+
+
+def test_copies_and_pickles_hold_no_memories(store):
+    store.write(0, state_of(store, 2, 1.0))
+    assert copy.deepcopy(store).slices == {}
+    file = io.BytesIO()
+    torch.save(store, file)
+    file.seek(0)
+    assert torch.load(file, weights_only=False).slices == {}

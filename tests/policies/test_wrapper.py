@@ -1,0 +1,171 @@
+import pytest
+import torch
+from tensordict import TensorDict
+
+import holdfast
+from holdfast.errors import ContractError
+from policies.handwritten import NewLSTMPolicy
+from small import SPEC, OnlySpec
+
+
+def batch(B, T=None, start=0, **more):
+    shape = (B,) if T is None else (B, T)
+    return TensorDict(
+        {
+            "env_obs": torch.randn(*shape, 5),
+            "first": torch.zeros(shape, dtype=torch.bool),
+            "training_env_id_start": torch.full(shape, start),
+            **more,
+        },
+        batch_size=shape,
+    )
+
+
+@pytest.fixture
+def policy():
+    torch.manual_seed(0)
+    return NewLSTMPolicy(SPEC)
+
+
+def test_the_hand_written_policy_of_the_seeds_obeys_every_law(policy, annotations_asleep):
+    laws = holdfast.check(policy, OnlySpec())
+    assert laws.ok, {name: law.finding for name, law in laws.items() if not law.ok}
+
+
+def test_the_default_sizes_are_the_seeds():
+    wrapper = holdfast.LSTMWrapper()
+    assert (wrapper.input_size, wrapper.hidden_size, wrapper.num_layers) == (128, 128, 2)
+    assert sum(p.numel() for p in wrapper.lstm.parameters()) == 264_192
+    assert wrapper.has_memory()
+
+
+def test_states_are_mappings_from_environment_to_layers_first(policy):
+    policy(batch(3, start=0))
+    policy(batch(2, start=3))
+    assert set(policy.lstm_h) == {0, 3}
+    assert policy.lstm_h[0].shape == (2, 3, 16)
+    assert policy.lstm_c[3].shape == (2, 2, 16)
+    policy.lstm_h[3] = torch.ones(2, 2, 16)
+    assert (policy.lstm_h[3] == 1).all()
+    assert not (policy.lstm_c[3] == 1).any()
+    with pytest.raises(KeyError):
+        policy.lstm_h[1]
+
+
+def test_memory_goes_out_and_in_as_a_copy(policy):
+    policy(batch(3))
+    kept = policy.get_memory()
+    same = batch(3)
+    now = policy(same.clone())["values"]
+    assert not policy.lstm_h[0].equal(kept[0][0])
+    policy.set_memory(kept)
+    assert policy(same.clone())["values"].equal(now)
+    policy.set_memory(kept)
+    kept[0][0].fill_(5.0)
+    assert not (policy.lstm_h[0] == 5).any()
+
+
+def test_memory_can_be_set_into_a_policy_that_never_lived(policy):
+    policy(batch(3, start=4))
+    other = NewLSTMPolicy(SPEC)
+    other.set_memory(policy.get_memory())
+    assert other.lstm_c[4].equal(policy.lstm_c[4])
+
+
+def test_reset_memory_forgets_all_and_reset_env_memory_one(policy):
+    policy(batch(3, start=0))
+    policy(batch(2, start=3))
+    policy.reset_env_memory(0)
+    assert (policy.lstm_h[0] == 0).all()
+    assert (policy.lstm_h[3] != 0).any()
+    policy.reset_env_memory(3, [1])
+    assert (policy.lstm_h[3][:, 1] == 0).all()
+    assert (policy.lstm_h[3][:, 0] != 0).any()
+    policy.reset_memory()
+    assert len(policy.lstm_h) == 0
+
+
+@pytest.mark.parametrize("flag", ["dones", "truncateds"])
+def test_either_flag_alone_clears(policy, flag):
+    policy(batch(3))
+    td = batch(3).exclude("first")
+    td[flag] = torch.tensor([True, False, True])
+    fresh = NewLSTMPolicy(SPEC)
+    fresh.load_state_dict(policy.state_dict())
+    expected = fresh(batch(3, env_obs=td["env_obs"]))["values"]
+    got = policy(td)["values"]
+    torch.testing.assert_close(got[[0, 2]], expected[[0, 2]])
+    assert not torch.allclose(got[1], expected[1])
+
+
+def test_no_flag_at_all_is_an_error(policy):
+    with pytest.raises(ContractError, match="none of first, dones, truncateds"):
+        policy(batch(3).exclude("first"))
+
+
+def test_no_environment_id_is_an_error(policy):
+    with pytest.raises(ContractError, match="training_env_id_start"):
+        policy(batch(3).exclude("training_env_id_start"))
+
+
+def test_forgetting_to_call_the_lstm_raises(policy):
+    td = batch(3)
+    h, c, env_id = policy._manage_lstm_state(td, 3, 1, "cpu")
+    with pytest.raises(ContractError, match=r"before self\.lstm took"):
+        policy._store_lstm_state(h, c, env_id)
+    policy._manage_lstm_state(td, 3, 1, "cpu")
+    with pytest.raises(ContractError, match="called twice"):
+        policy._manage_lstm_state(td, 3, 1, "cpu")
+
+
+def test_calling_the_lstm_twice_or_without_its_clears_raises(policy):
+    x = torch.randn(1, 3, 12)
+    h, c, _ = policy._manage_lstm_state(batch(3), 3, 1, "cpu")
+    policy.lstm(x, (h, c))
+    with pytest.raises(ContractError, match="without episode starts"):
+        policy.lstm(x, (h, c))
+
+
+def test_batch_first_input_to_the_lstm_is_told(policy, annotations_asleep):
+    h, c, _ = policy._manage_lstm_state(batch(3, 4), 3, 4, "cpu")
+    with pytest.raises(ContractError, match="time-major"):
+        policy.lstm(torch.randn(3, 4, 12), (h, c))
+
+
+def test_the_state_that_is_stored_has_no_graph(policy):
+    td = policy(batch(3, 4))
+    assert td["values"].requires_grad
+    assert not policy.lstm_h[0].requires_grad
+
+
+def test_a_replay_leaves_the_live_memory_alone(policy):
+    policy(batch(3))
+    before = policy.get_memory()
+    entry = policy.lstm.cell.initial(7)
+    with policy.replay(entry):
+        policy(batch(7, 4).exclude("training_env_id_start"))
+    assert policy.get_memory()[0][0].equal(before[0][0])
+
+
+def test_clearing_can_be_by_trial_or_never():
+    torch.manual_seed(0)
+    by_trial, never = NewLSTMPolicy(SPEC, clear_on="trial"), NewLSTMPolicy(SPEC, clear_on="never")
+    never.load_state_dict(by_trial.state_dict())
+    for policy in (by_trial, never):
+        with pytest.raises(ContractError) if policy is by_trial else torch.no_grad():
+            policy(batch(2))
+        policy.reset_memory()
+    td = batch(2, trial=torch.tensor([False, False]))
+    by_trial(td.clone())
+    never(td.clone())
+    again = batch(2, trial=torch.tensor([True, False]), first=torch.tensor([False, True]))
+    a, b = by_trial(again.clone())["values"], never(again.clone())["values"]
+    by_trial.reset_memory()
+    fresh = by_trial(again.clone())["values"]
+    assert a.equal(fresh)
+    assert not torch.allclose(b, fresh)
+
+
+def test_weights_are_saved_without_memories(policy):
+    policy(batch(3))
+    assert not any("store" in key or "kept" in key for key in policy.state_dict())
