@@ -122,9 +122,11 @@ def pick_device(config: Config) -> torch.device:
     """Choose where to compute."""
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device=cuda, but torch finds no GPU here; use device=cpu or device=auto.")
-    if config.device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(config.device)
+    chosen = "cuda" if config.device == "auto" and torch.cuda.is_available() else config.device
+    if chosen == "cuda":
+        # float32 means float32: with tf32, replaying differs from living by 5e-4.
+        torch.backends.cudnn.allow_tf32 = False
+    return torch.device("cpu" if chosen == "auto" else chosen)
 
 
 def build_world(config: Config, device: torch.device, *, agents: int, seed: int) -> World:

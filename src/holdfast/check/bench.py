@@ -112,16 +112,18 @@ def random_state(policy: LSTMWrapper) -> TensorDict:
     return state
 
 
+@torch.no_grad()
 def nothing(what: str, moved: Tensor, *axes: str) -> Measurement:
     """Demand that a tensor is exactly zero; a finding names its largest entry by its axes."""
-    moved = moved.detach().abs()
+    moved = moved.abs()
     size = float(moved.max()) if moved.numel() else 0.0
     return Measurement(what, size, 0.0, finding=f"{_place(moved, axes)} moves by {size:.1e}, must be 0")
 
 
+@torch.no_grad()
 def close(what: str, now: Tensor, was: Tensor, bound: float) -> Measurement:
     """Demand that two tensors are equal to within `bound * max(1, |x|)`."""
-    error = (now - was).detach().abs() / was.detach().abs().max().clamp(min=1)
+    error = (now - was).abs() / was.abs().max().clamp(min=1)
     size = float(error.max())
     found = f"{_place(error, ('agent', 'step'))} is off by {size:.1e}, may be by {bound:.0e}"
     return Measurement(what, size, bound, finding=found)

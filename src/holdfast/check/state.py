@@ -159,6 +159,6 @@ def _cell_agrees(policy: LSTMWrapper, dtype: torch.dtype) -> list[Measurement]:
         )
         error = max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs)
     return [
-        close(f"cell as reference, {SHORT[dtype]}", fast.detach(), plain.detach(), BOUND[dtype]),
+        close(f"cell as reference, {SHORT[dtype]}", fast, plain, BOUND[dtype]),
         Measurement(f"its gradients, {SHORT[dtype]}", error, GRADIENT_BOUND, finding=f"off by {error:.1e}"),
     ]

@@ -37,10 +37,11 @@ def evaluate(
     Every agent counts the same number of episodes, so short ones do not crowd out long ones. The
     policy is copied; `cleared` empties its memory before every step.
     """
-    player = copy.deepcopy(policy).eval()
-    player.store.open({0: world.agents})
     share = math.ceil(episodes / world.agents)
     step = world.reset()
+    # Moving a copy to where it is lays its weights end to end again, as cuDNN wants them.
+    player = copy.deepcopy(policy).eval().to(step.reward.device)
+    player.store.open({0: world.agents})
     total = torch.zeros_like(step.reward)
     finished = torch.zeros_like(step.reward, dtype=torch.long)
     returns = step.reward.new_zeros(world.agents, share + 1)

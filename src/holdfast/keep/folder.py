@@ -11,10 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from holdfast import __version__
 from holdfast.config import Config
 from holdfast.errors import ConfigError
 
-PACKAGES = ("holdfast", "torch", "tensordict", "numpy", "pydantic", "safetensors")
+PACKAGES = ("torch", "tensordict", "numpy", "pydantic", "safetensors")
 
 
 class RunFolder:
@@ -77,7 +78,8 @@ def load_weights(policy: nn.Module, file: Path) -> None:
 
 
 def _provenance(command: str) -> str:
-    lines = [f"command: {command}", f"commit: {_commit()}", f"python: {platform.python_version()}"]
+    lines = [f"command: {command}", f"commit: {_commit()}", f"holdfast: {__version__}"]
+    lines.append(f"python: {platform.python_version()}")
     lines += [f"{package}: {version(package)}" for package in PACKAGES]
     lines.append(f"torch threads: {torch.get_num_threads()}")
     return "\n".join(lines) + "\n"

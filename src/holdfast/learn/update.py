@@ -75,7 +75,8 @@ def loss_of(
             "ratio_error": surprise,
             "value_error": torch.where(valid, value_shift, 0.0).abs().max(),
         }
-    return loss, {name: number.detach() for name, number in report.items()}
+        # Copied where gradients are off: what is reported keeps no graph alive.
+        return loss, {name: number.clone() for name, number in report.items()}
 
 
 def update(

@@ -9,7 +9,7 @@ from torch import nn
 
 from holdfast.memory import reference
 from holdfast.memory.cell import Cell, select_rows
-from holdfast.memory.slots import Slots, plan_slots
+from holdfast.memory.slots import plan_slots
 from holdfast.shapes import Bool, Float, Tensor
 
 MemoryInit = Literal["standard", "original"]
@@ -69,10 +69,10 @@ class LSTM(Cell):
         first = clear if x.dim() == 2 else clear[:, 0]
         entry = select_rows(first, self.initial(len(x)), state)
         if x.dim() == 2:
-            return self._step(x, entry, valid)
+            return self._one_step(x, entry, valid)
         if valid is None and not clear[:, 1:].any():
             return self._dense(x, entry)
-        return self._cleared(x, entry, clear, torch.ones_like(clear) if valid is None else valid)
+        return self._in_slots(x, entry, clear, torch.ones_like(clear) if valid is None else valid)
 
     def layer(self, number: int) -> reference.LayerWeights:
         """Return one layer's weights."""
@@ -80,65 +80,54 @@ class LSTM(Cell):
         a, b, c, d = (getattr(self.rnn, f"{name}_l{number}") for name in names)
         return a, b, c, d
 
-    def _step(self, x_BD: Tensor, entry: TensorDict, valid: Tensor | None) -> tuple[Tensor, TensorDict]:
-        h, c, y = [], [], x_BD
-        for number in range(self.num_layers):
-            before = (entry["h"][:, number], entry["c"][:, number])
-            y, cell = torch.lstm_cell(y, before, *self.layer(number))
-            h.append(y)
-            c.append(cell)
-        after = self._state(h, c)
+    def _one_step(self, x_BD: Tensor, entry: TensorDict, valid: Tensor | None) -> tuple[Tensor, TensorDict]:
+        y_B1H, after = self._dense(x_BD[:, None], entry)
         if valid is None:
-            return y, after
-        return torch.where(valid[:, None], y, 0.0), select_rows(valid, after, entry)
+            return y_B1H[:, 0], after
+        return torch.where(valid[:, None], y_B1H[:, 0], 0.0), select_rows(valid, after, entry)
 
     def _dense(self, x_BTD: Tensor, entry: TensorDict) -> tuple[Tensor, TensorDict]:
         h_LBH, c_LBH = (entry[key].transpose(0, 1).contiguous() for key in ("h", "c"))
         y_TBH, (h_LBH, c_LBH) = self.rnn(x_BTD.transpose(0, 1), (h_LBH, c_LBH))
         return y_TBH.transpose(0, 1), self._state(h_LBH.unbind(), c_LBH.unbind())
 
-    def _cleared(
+    def _in_slots(
         self, x_BTD: Tensor, entry: TensorDict, clear_BT: Tensor, valid_BT: Tensor
     ) -> tuple[Tensor, TensorDict]:
+        """Run every layer over slots; blank and hold slots come out as zeros and go so into the next."""
         slots = plan_slots(clear_BT, valid_BT, x_BTD.dtype)
-        h, c, y_BTH = [], [], x_BTD
+        h, c, y_SBH = [], [], slots.spread(x_BTD)
         for number in range(self.num_layers):
-            before = entry["h"][:, number], entry["c"][:, number]
-            read, h_n, c_n = self._layer_in_slots(y_BTH, before, slots, number)
-            if not torch.isfinite(c_n).all():
-                # A NaN survives a shut gate (0 x NaN is NaN), but must not survive its episode.
-                read, h_n, c_n = self._layer_by_steps(y_BTH, before, clear_BT, valid_BT, number)
-            y_BTH = read
-            h.append(h_n)
-            c.append(c_n)
-        return y_BTH, self._state(h, c)
-
-    def _layer_in_slots(
-        self, x_BTD: Tensor, before: tuple[Tensor, Tensor], slots: Slots, number: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        weight_ih, weight_hh, bias_ih, bias_hh = self.layer(number)
-        weights = [torch.cat([weight_ih, self._drive], dim=1), weight_hh, bias_ih, bias_hh]
-        entry = tuple(part[None].contiguous() for part in before)
-        y_SBH, _, c_1BH = torch.lstm(
-            slots.spread(x_BTD), entry, weights, True, 1, 0.0, self.training, False, False
-        )
-        h_BH = torch.where(slots.empty_B[:, None], before[0], y_SBH.flatten(0, 1)[slots.last_B])
-        return slots.collect(y_SBH), h_BH, c_1BH[0]
-
-    def _layer_by_steps(
-        self,
-        x_BTD: Tensor,
-        before: tuple[Tensor, Tensor],
-        clear_BT: Tensor,
-        valid_BT: Tensor,
-        number: int,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        x_TBD, clear_TB, valid_TB = (part.transpose(0, 1) for part in (x_BTD, clear_BT, valid_BT))
-        y_TBH, h, c = reference.lstm_layer(x_TBD, *before, clear_TB, valid_TB, self.layer(number))
-        return y_TBH.transpose(0, 1), h, c
+            h_BH, c_BH = entry["h"][:, number], entry["c"][:, number]
+            weight_ih, *others = self.layer(number)
+            weights = [torch.cat([weight_ih, self._drive], dim=1), *others]
+            y_SBH, _, c_1BH = torch.lstm(
+                torch.cat([y_SBH, slots.drive_SB2], dim=-1),
+                (h_BH[None].contiguous(), c_BH[None].contiguous()),
+                _in_one_chunk(weights) if x_BTD.is_cuda else weights,
+                True,
+                1,
+                0.0,
+                self.training,
+                False,
+                False,
+            )
+            h.append(torch.where(slots.empty_B[:, None], h_BH, y_SBH.flatten(0, 1)[slots.last_B]))
+            c.append(c_1BH[0])
+        if not all(torch.isfinite(part).all() for part in c):
+            # A NaN survives a shut gate (0 x NaN is NaN), but must not survive its episode.
+            return reference.lstm(self, x_BTD, entry, clear_BT, valid_BT)
+        return slots.collect(y_SBH), self._state(h, c)
 
     def _state(self, h: Iterable[Tensor], c: Iterable[Tensor]) -> TensorDict:
         """Stack the layers into a state, cut from the graph: this is where gradients end."""
         leaves = {"h": torch.stack(list(h), dim=1), "c": torch.stack(list(c), dim=1)}
         batch = len(leaves["h"])
         return TensorDict({key: leaf.detach() for key, leaf in leaves.items()}, batch_size=[batch])
+
+
+def _in_one_chunk(weights: list[Tensor]) -> list[Tensor]:
+    """Lay weights end to end in one piece of memory, as cuDNN wants them; it warns if they are not."""
+    flat = torch.cat([weight.flatten() for weight in weights])
+    pieces = flat.split([weight.numel() for weight in weights])
+    return [piece.view(weight.shape) for piece, weight in zip(pieces, weights, strict=True)]

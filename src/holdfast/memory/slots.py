@@ -27,12 +27,12 @@ class Slots:
     drive_SB2: Float[Tensor, "S B 2"]
     """Two flags a slot: blank (forget everything), hold (keep the cell)."""
 
-    def spread(self, x_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "S B D2"]:
-        """Lay the steps into their slots, zeros elsewhere, and append the two flags."""
+    def spread(self, x_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "S B D"]:
+        """Lay the steps into their slots, with zeros in all others."""
         B, _, D = x_BTD.shape
         flat = x_BTD.new_zeros(self.length * B + 1, D)
         flat = flat.index_copy(0, self.place_BT.flatten(), x_BTD.flatten(0, 1))
-        return torch.cat([flat[:-1].unflatten(0, (self.length, B)), self.drive_SB2], dim=-1)
+        return flat[:-1].unflatten(0, (self.length, B))
 
     def collect(self, y_SBH: Float[Tensor, "S B H"]) -> Float[Tensor, "B T H"]:
         """Take each step's output from its slot; steps without one get zeros."""

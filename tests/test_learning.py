@@ -1,0 +1,75 @@
+"""Slow: the default recipe learns to remember, and its memory is replayed as it was lived."""
+
+import json
+
+import pytest
+import torch
+from small import OnlySpec, make_small
+from tensordict import TensorDict
+
+import holdfast
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("annotations_asleep")]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_default_recipe_learns_to_remember(tmp_path, seed):
+    run = holdfast.train("recall", {"seed": seed, "run": "x", "runs_dir": str(tmp_path)})
+    assert run.metrics["eval/return_mean"] >= 0.95
+    assert run.metrics["eval/return_mean_memory_cleared"] <= 0.30
+
+
+@pytest.mark.parametrize("truncate", [False, True])
+def test_replay_is_exact_over_a_whole_run_with_starts_anywhere(tmp_path, truncate):
+    keys = {"world.delay": "4..24", "world.truncate": truncate, "trainer.total_timesteps": 4e5}
+    run = holdfast.train("recall", {**keys, "run": "x", "runs_dir": str(tmp_path)})
+    lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    assert len(lines) > 90
+    assert max(line["memory/replay_error"] for line in lines) <= 1e-5
+    assert max(line["memory/replay_value_error"] for line in lines) <= 1e-5
+    assert run.metrics["eval/return_mean"] >= 0.9
+    assert holdfast.check(run.policy, holdfast.make_world("recall", agents=8)).ok
+
+
+def test_inductor_compiles_the_parts(tmp_path):
+    world = holdfast.make_world("recall", agents=8)
+    policy, compiled = (holdfast.make_policy("fast", world, seed=0) for _ in range(2))
+    compiled.compile_parts(backend="inductor")
+    obs = torch.stack(
+        [world.reset().obs] + [world.step(torch.zeros(8, dtype=torch.long)).obs for _ in range(11)], 1
+    )
+    td = TensorDict({"env_obs": obs, "first": torch.rand(8, 12) < 0.2}, batch_size=[8, 12])
+    actions = torch.randint(4, (8, 12))
+    outputs = []
+    for each in (policy, compiled):
+        out = each(td.clone(), state=each.lstm.cell.initial(8), action=actions)
+        (out["act_log_prob"].sum() + out["values"].sum()).backward()
+        outputs.append(out)
+    for key in ("act_log_prob", "values"):
+        torch.testing.assert_close(outputs[1][key], outputs[0][key], atol=1e-5, rtol=0)
+    for a, b in zip(policy.parameters(), compiled.parameters(), strict=True):
+        assert (a.grad - b.grad).abs().max() <= 2e-5 * a.grad.abs().max() + 1e-9
+
+
+def test_a_policy_trained_with_compiled_parts_learns_the_same(tmp_path):
+    keys = {
+        "run": "x",
+        "runs_dir": str(tmp_path),
+        "trainer.total_timesteps": 8192,
+        "trainer.eval_episodes": 200,
+    }
+    eager = holdfast.train("recall", keys)
+    compiled = holdfast.train("recall", {**keys, "policy.compile": True})
+    for a, b in zip(eager.policy.parameters(), compiled.policy.parameters(), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-3)
+
+
+def test_fast_obeys_every_law():
+    laws = holdfast.check("fast")
+    assert laws.ok, {name: law.finding for name, law in laws.items() if not law.ok}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_correct_policies_raise_no_false_alarm(seed):
+    laws = holdfast.check(make_small(seed=seed), OnlySpec())
+    assert laws.ok, {name: law.finding for name, law in laws.items() if not law.ok}
