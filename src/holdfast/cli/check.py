@@ -20,6 +20,9 @@ from holdfast.train import build_policy, build_world
 from holdfast.worlds import World, make_world
 
 
+NOT_YET = ("component", "world", "trainer")
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}; see holdfast check --help.")
@@ -28,11 +31,15 @@ class _Parser(argparse.ArgumentParser):
 def run_check(words: Sequence[str]) -> int:
     """Measure the laws, print them, and return 0 if all hold."""
     parser = _Parser(prog="holdfast check", description="Measure the laws of memory on a policy.")
-    parser.add_argument("target", help="a policy's name, package.module:Class, or a run's folder")
+    parser.add_argument("target", nargs="?", help="a policy's name, package.module:Class, or a run's folder")
+    parser.add_argument("--policy", metavar="TARGET", help="another way to say it")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     asked = parser.parse_args(words)
+    target = asked.target or asked.policy
+    if not target or (asked.target and asked.policy):
+        raise ConfigError("Name one thing to check, for example: holdfast check fast.")
     torch.set_num_threads(1)
-    policy, world = _find(asked.target)
+    policy, world = _find(target)
     console = Console(highlight=False, soft_wrap=True)
     found: list[Law] = []
     with console.status("") as status:
@@ -60,6 +67,9 @@ def _find(target: str) -> tuple[LSTMWrapper, World]:
             raise ConfigError(f"{target} holds no {weights.relative_to(folder)}; has the run ended?")
         load_weights(policy, weights)
         return policy, world
+    kind = target.partition(":")[0]
+    if kind in NOT_YET:
+        raise ConfigError(f"{target}: this version checks policies and runs; it cannot check a {kind} yet.")
     if Path(target).is_dir():
         raise ConfigError(f"{target} is a folder without config.json, so it is no run.")
     world = make_world("recall", agents=1)
