@@ -1,5 +1,10 @@
 import jaxtyping
 import pytest
+from hypothesis import settings
+
+# A shared machine may pause any test; how long one takes says nothing about whether it is right.
+settings.register_profile("calm", deadline=None)
+settings.load_profile("calm")
 
 
 @pytest.fixture

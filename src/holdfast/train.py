@@ -30,7 +30,7 @@ class Run:
     folder: Path
     checkpoint: Path
     policy: LSTMWrapper
-    metrics: dict[str, float]
+    metrics: dict[str, int | float]
     """The last line of `metrics.jsonl`."""
     finished: bool
     """False if somebody stopped it."""
@@ -48,7 +48,7 @@ def train(recipe: str = DEFAULT, overrides: Mapping[str, Any] | None = None, *, 
     folder = create_folder(config, config.run or _name(config), command or f"holdfast.train({recipe!r})")
     console = RunConsole(config.iterations * config.trainer.batch_size)
     _announce(console, base, config, folder)
-    metrics: dict[str, float] = {"iteration": 0}
+    metrics: dict[str, int | float] = {"iteration": 0}
     try:
         with closing(MetricsFile(folder.metrics)) as file, console, listening_for_stop() as stop:
             for metrics in iterations(config, world, policy):
@@ -64,7 +64,7 @@ def train(recipe: str = DEFAULT, overrides: Mapping[str, Any] | None = None, *, 
     return Run(folder.path, checkpoint, policy, metrics, finished=not stop)
 
 
-def iterations(config: Config, world: World, policy: LSTMWrapper) -> Iterator[dict[str, float]]:
+def iterations(config: Config, world: World, policy: LSTMWrapper) -> Iterator[dict[str, int | float]]:
     """Collect and learn, again and again; yield what each iteration measured."""
     trainer = config.trainer
     collector = Collector(
@@ -105,7 +105,7 @@ def iterations(config: Config, world: World, policy: LSTMWrapper) -> Iterator[di
         }
 
 
-def final_evaluation(config: Config, policy: LSTMWrapper, device: torch.device) -> dict[str, float]:
+def final_evaluation(config: Config, policy: LSTMWrapper, device: torch.device) -> dict[str, int | float]:
     """Play greedily on episodes the training never saw, with the memory intact and with it cleared."""
     episodes = config.trainer.eval_episodes
     agents = min(EVALUATION_AGENTS, episodes)

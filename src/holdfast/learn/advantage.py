@@ -51,5 +51,5 @@ def gae(
     worth = scan_back(stand_in, (~valid & ~ended).to(values.dtype), end_values)
     next_worth = torch.where(ended, cut_value, shift_in(worth, end_values))
     delta = torch.where(valid, next_rewards + gamma * next_worth - values, 0.0)
-    keep = torch.where(valid, gamma * lam, 1.0).to(values.dtype) * ~ended
+    keep = torch.where(valid, torch.full_like(values, gamma * lam), 1.0) * ~ended
     return scan_back(delta, keep, torch.zeros_like(end_values)) * valid

@@ -47,7 +47,7 @@ class RunConsole:
         """Print a line above the progress."""
         self.console.print(text, markup=False)
 
-    def show(self, metrics: dict[str, float]) -> None:
+    def show(self, metrics: dict[str, int | float]) -> None:
         """Show where the run stands."""
         steps = min(int(metrics["global_step"]), self.total)
         told = _summary(metrics)
@@ -66,7 +66,7 @@ class RunConsole:
             self.say(f"step {steps:,} of {self.total:,} · {told} · {left:.0f} s left")
 
 
-def _summary(metrics: dict[str, float]) -> str:
+def _summary(metrics: dict[str, int | float]) -> str:
     error = metrics["memory/replay_error"]
     parts = [f"{metrics['charts/SPS']:,.0f} steps/s"]
     if "charts/episodic_return" in metrics:

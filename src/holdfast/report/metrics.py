@@ -53,7 +53,7 @@ class MetricsFile:
     def __init__(self, path: Path) -> None:
         self._file = path.open("a", buffering=1)
 
-    def write(self, metrics: dict[str, float]) -> None:
+    def write(self, metrics: dict[str, int | float]) -> None:
         """Append one line; a number nobody described is refused."""
         unknown = metrics.keys() - METRICS.keys()
         if unknown:

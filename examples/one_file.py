@@ -1,0 +1,299 @@
+"""Recurrent PPO on `recall` in one file: the world, the network, the rollout, the advantage, the update.
+
+    python examples/one_file.py [seed]
+
+A cue is seen once and must be named some steps later, so only an agent that remembers can do it. All of it
+is written the most obvious way and imports nothing of holdfast: the tests hold the library against this file.
+Axes: `B` rows (an agent's steps each), `T` steps, `L` layers, `H` hidden size, `M` tokens, `N` of any kind.
+"""
+
+import math
+import sys
+import time
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Adam
+
+GLOBAL, PADDING, CUE_PLACE, SIDE, TOKENS = 0xFE, 0xFF, 0x45, 11, 4
+State = tuple[Tensor, Tensor]  # what B agents remember: h and c, each [B,L,H]
+
+
+@dataclass(frozen=True)
+class Config:
+    """Every number of the run."""
+
+    seed: int = 0
+    agents: int = 64
+    cues: int = 4
+    delay: tuple[int, int] = (8, 8)
+    truncate: bool = False
+    horizon: int = 64
+    iterations: int = 73  # of 64 agents times 64 steps: 299,008 steps
+    epochs: int = 2
+    minibatches: int = 8
+    lr: tuple[float, float] = (1e-3, 1e-4)
+    entropy: tuple[float, float] = (0.02, 0.0)
+    gamma: float = 0.99
+    lam: float = 0.95
+    clip: float = 0.2
+    vf_coef: float = 0.5
+    vf_clip: float | None = None
+    max_grad_norm: float = 0.5
+
+
+# ---- the world -------------------------------------------------------------------------------------------
+class Step(NamedTuple):
+    """What the world says: `obs` is what is seen now; `reward` and the two flags judge the action before."""
+
+    obs: Tensor
+    reward: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    first: Tensor  # obs opens an episode: forget, then look
+    last_obs: Tensor  # what an episode that ended saw last; obs already shows the next one
+
+
+class Recall:
+    """A cue, then `delay` empty observations, then a query; naming the cue pays 1 and ends the episode."""
+
+    def __init__(self, cfg: Config, agents: int, seed: int) -> None:
+        self.cfg, self.agents = cfg, agents
+        self.generator = torch.Generator().manual_seed(seed)
+        self.cue = self.wait = torch.zeros(agents, dtype=torch.long)
+
+    def reset(self) -> Step:
+        """Begin an episode with everybody."""
+        everybody = torch.ones(self.agents, dtype=torch.bool)
+        self._begin(everybody)
+        return self._tell(everybody, ~everybody, torch.zeros(self.agents))
+
+    def step(self, action: Tensor) -> Step:
+        """Judge those who were asked and begin their next episode; the others wait one step less."""
+        asked = self.wait == 0
+        reward = (asked & (action == self.cue)).float()
+        self.wait = self.wait - 1
+        self._begin(asked)
+        return self._tell(asked, asked, reward)
+
+    def _begin(self, who: Tensor) -> None:
+        low, high = self.cfg.delay
+        cue = torch.randint(self.cfg.cues, who.shape, generator=self.generator)
+        wait = torch.randint(low + 1, high + 2, who.shape, generator=self.generator)
+        self.cue, self.wait = torch.where(who, cue, self.cue), torch.where(who, wait, self.wait)
+
+    def _tell(self, first: Tensor, ended: Tensor, reward: Tensor) -> Step:
+        obs = torch.full((self.agents, TOKENS, 3), PADDING, dtype=torch.uint8)
+        last_obs, nobody = obs.clone(), torch.zeros_like(ended)
+        cues = torch.tensor([[CUE_PLACE, 1 + n, 255] for n in range(self.cfg.cues)], dtype=torch.uint8)
+        obs[first, 0] = cues[self.cue[first]]
+        obs[self.wait == 0, 0] = torch.tensor([GLOBAL, 0, 1], dtype=torch.uint8)
+        terminated, truncated = (nobody, ended) if self.cfg.truncate else (ended, nobody)
+        return Step(obs, reward, terminated, truncated, first, last_obs)
+
+
+# ---- the network -----------------------------------------------------------------------------------------
+def orthogonal(layer: nn.Module, gain: float = 1.0) -> nn.Module:
+    """Begin a layer with orthogonal weights and biases of 0."""
+    nn.init.orthogonal_(layer.weight, gain)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+class Net(nn.Module):
+    """Tokens -> box -> convolutions -> LSTM -> scores of the actions, and a value."""
+
+    def __init__(self, cues: int, hidden: int = 128, layers: int = 2) -> None:
+        super().__init__()
+        self.actions, self.hidden, self.layers = cues, hidden, layers
+        self.register_buffer("norm", torch.tensor([1.0] + [255.0] * cues).reshape(-1, 1, 1))
+        self.conv1 = orthogonal(nn.Conv2d(1 + cues, 64, kernel_size=5, stride=3))
+        self.conv2 = orthogonal(nn.Conv2d(64, 64, kernel_size=3))
+        self.fc1 = orthogonal(nn.Linear(64, 128))
+        self.fc2 = orthogonal(nn.Linear(128, 128))
+        sizes = [128] + [hidden] * (layers - 1)
+        self.w_x = nn.ParameterList(nn.init.orthogonal_(torch.empty(4 * hidden, size)) for size in sizes)
+        self.w_h = nn.ParameterList(nn.init.orthogonal_(torch.empty(4 * hidden, hidden)) for _ in sizes)
+        forget = torch.tensor([0.0, 1.0, 0.0, 0.0]).repeat_interleave(hidden)
+        self.b_x = nn.ParameterList(forget.clone() for _ in sizes)
+        self.b_h = nn.ParameterList(torch.zeros(4 * hidden) for _ in sizes)
+        self.critic1 = orthogonal(nn.Linear(hidden, 1024), gain=math.sqrt(2))
+        self.critic2 = orthogonal(nn.Linear(1024, 1))
+        self.actor = orthogonal(nn.Linear(hidden, 512))
+        bound = 1 / math.sqrt(512)
+        self.bilinear = nn.Parameter(torch.empty(512, 16).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(1).uniform_(-bound, bound))
+        table = nn.init.orthogonal_(torch.empty(100, 16))
+        self.embeddings = nn.Parameter(table * 0.1 / table.abs().max())
+
+    def blank(self, agents: int) -> State:
+        """Remember nothing."""
+        zeros = torch.zeros(agents, self.layers, self.hidden, dtype=self.norm.dtype)
+        return zeros, zeros
+
+    def unroll(self, obs: Tensor, first: Tensor, state: State) -> tuple[Tensor, Tensor, State]:
+        """Read `obs[B,T,M,3]` from `state` on; return logits `[B,T,actions]`, values `[B,T]`, state."""
+        x = self.encode(obs.flatten(0, 1)).unflatten(0, first.shape)
+        h, c = list(state[0].unbind(1)), list(state[1].unbind(1))
+        outputs = []
+        for t in range(first.shape[1]):
+            y = x[:, t]
+            for n in range(self.layers):
+                h_before = h[n].masked_fill(first[:, t, None], 0.0)
+                c_before = c[n].masked_fill(first[:, t, None], 0.0)
+                gates = y @ self.w_x[n].T + self.b_x[n] + h_before @ self.w_h[n].T + self.b_h[n]
+                i, f, g, o = gates.chunk(4, dim=1)
+                c[n] = torch.sigmoid(f) * c_before + torch.sigmoid(i) * torch.tanh(g)
+                h[n] = torch.sigmoid(o) * torch.tanh(c[n])
+                y = h[n]
+            outputs.append(y)
+        y = torch.stack(outputs, dim=1)
+        query = torch.tanh(torch.relu(self.actor(y)) @ self.bilinear)
+        logits = query @ self.embeddings[: self.actions].T + self.bias
+        value = self.critic2(torch.tanh(self.critic1(y)))[..., 0]
+        return logits, value, (torch.stack(h, dim=1), torch.stack(c, dim=1))
+
+    def look(self, obs: Tensor, first: Tensor, state: State) -> tuple[Tensor, Tensor, State]:
+        """Read one step, `obs[B,M,3]`."""
+        logits, value, state = self.unroll(obs[:, None], first[:, None], state)
+        return logits[:, 0], value[:, 0], state
+
+    def encode(self, obs: Tensor) -> Tensor:
+        """Write tokens `[N,M,3]` into a box, the larger of two on one place, and make 128 numbers of it."""
+        location, feature, value = obs.long().unbind(-1)
+        cell = torch.where(location == GLOBAL, SIDE * SIDE // 2, (location >> 4) * SIDE + (location & 15))
+        # The box begins at 0 and keeps the larger, so a 0 written for padding changes nothing.
+        place = torch.where(location == PADDING, 0, feature * SIDE * SIDE + cell)
+        value = torch.where(location == PADDING, 0, value).to(self.norm.dtype)
+        box = torch.zeros(len(obs), len(self.norm) * SIDE * SIDE, dtype=self.norm.dtype)
+        box = box.scatter_reduce(1, place, value, "amax").unflatten(1, (-1, SIDE, SIDE)) / self.norm
+        x = torch.relu(self.conv2(torch.relu(self.conv1(box)))).flatten(1)
+        return torch.relu(self.fc2(torch.relu(self.fc1(x))))
+
+
+# ---- the algorithm ---------------------------------------------------------------------------------------
+class Rollout(NamedTuple):
+    """What was lived, `[B,T]`, with the memory it began with and the value of what comes next, `[B]`."""
+
+    h: Tensor
+    c: Tensor
+    obs: Tensor
+    first: Tensor
+    action: Tensor
+    log_prob: Tensor
+    value: Tensor
+    reward: Tensor  # what this step's action earned; the flags say whether it ended the episode
+    terminated: Tensor
+    truncated: Tensor
+    last_value: Tensor  # what the last observation was worth, where truncated
+    next_value: Tensor
+
+
+def draw(logits: Tensor) -> Tensor:
+    """Draw an action for each row."""
+    return torch.multinomial(logits.softmax(-1), 1)[:, 0]
+
+
+@torch.no_grad()
+def rollout(net: Net, world: Recall, seen: Step, state: State, horizon: int) -> tuple[Rollout, Step, State]:
+    """Live `horizon` steps; also return what is seen and remembered then, to go on from there."""
+    entry, lived = state, []
+    for _ in range(horizon):
+        now = seen
+        logits, value, state = net.look(now.obs, now.first, state)
+        action = draw(logits)
+        log_prob = logits.log_softmax(-1).gather(1, action[:, None])[:, 0]
+        seen = world.step(action)
+        last_value = torch.zeros_like(value)
+        if seen.truncated.any():
+            # The episode might have gone on: ask what that was worth, before memory is cleared.
+            _, last_value, _ = net.look(seen.last_obs, torch.zeros_like(seen.first), state)
+        told = (seen.reward, seen.terminated, seen.truncated, last_value)
+        lived.append((now.obs, now.first, action, log_prob, value, *told))
+    _, next_value, _ = net.look(seen.obs, seen.first, state)
+    columns = [torch.stack(column, dim=1) for column in zip(*lived, strict=True)]
+    return Rollout(*entry, *columns, next_value), seen, state
+
+
+def advantages(lived: Rollout, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
+    """Return the generalised advantages `[B,T]` and the returns, from the last step to the first."""
+    after, later = lived.next_value, torch.zeros_like(lived.next_value)
+    found = torch.zeros_like(lived.value)
+    for t in reversed(range(found.shape[1])):
+        terminated, truncated = lived.terminated[:, t], lived.truncated[:, t]
+        after = torch.where(terminated, 0.0, torch.where(truncated, lived.last_value[:, t], after))
+        later = torch.where(terminated | truncated, 0.0, later)
+        delta = lived.reward[:, t] + gamma * after - lived.value[:, t]
+        found[:, t] = later = delta + gamma * lam * later
+        after = lived.value[:, t]
+    return found, found + lived.value
+
+
+def ppo_loss(net: Net, lived: Rollout, adv: Tensor, returns: Tensor, cfg: Config, ent_coef: float) -> Tensor:
+    """Live the rows again from their entry states and say how badly the actions and values did."""
+    logits, value, _ = net.unroll(lived.obs, lived.first, (lived.h, lived.c))
+    log_probs = logits.log_softmax(-1)
+    log_prob = log_probs.gather(-1, lived.action[..., None])[..., 0]
+    ratio = torch.exp(log_prob - lived.log_prob)
+    adv = (adv - adv.mean()) / (adv.std(correction=0) + 1e-8)
+    policy_loss = -torch.min(ratio * adv, ratio.clamp(1 - cfg.clip, 1 + cfg.clip) * adv).mean()
+    error = (value - returns) ** 2
+    if cfg.vf_clip is not None:
+        near = lived.value + (value - lived.value).clamp(-cfg.vf_clip, cfg.vf_clip)
+        error = torch.max(error, (near - returns) ** 2)
+    entropy = -(log_probs.exp() * log_probs).sum(-1).mean()
+    return policy_loss + cfg.vf_coef * 0.5 * error.mean() - ent_coef * entropy
+
+
+def update(net: Net, adam: Adam, lived: Rollout, batches: list[Tensor], cfg: Config, ent_coef: float) -> None:
+    """Take one gradient step for each batch of rows."""
+    adv, returns = advantages(lived, cfg.gamma, cfg.lam)
+    for rows in batches:
+        part = Rollout(*(field[rows] for field in lived))
+        loss = ppo_loss(net, part, adv[rows], returns[rows], cfg, ent_coef)
+        adam.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(net.parameters(), cfg.max_grad_norm)
+        adam.step()
+
+
+@torch.no_grad()
+def evaluate(net: Net, world: Recall, episodes_each: int, cleared: bool) -> float:
+    """Play greedily and return the mean return; `cleared` lets the net forget before every step."""
+    seen, state, total = world.reset(), net.blank(world.agents), 0.0
+    left = torch.full((world.agents,), episodes_each)
+    while left.any():
+        logits, _, state = net.look(seen.obs, seen.first | cleared, state)
+        seen = world.step(logits.argmax(-1))
+        total += float(seen.reward[left > 0].sum())
+        left = (left - (seen.terminated | seen.truncated).long()).clamp(min=0)
+    return total / (world.agents * episodes_each)
+
+
+def main() -> None:
+    """Train, printing how it goes, then say what memory is worth."""
+    cfg = Config(seed=int(sys.argv[1]) if len(sys.argv) > 1 else 0)
+    torch.set_num_threads(1)  # the pieces are small: more threads only wait for each other
+    torch.manual_seed(cfg.seed)
+    net, world = Net(cfg.cues), Recall(cfg, cfg.agents, seed=1000 + cfg.seed)
+    adam = Adam(net.parameters())
+    seen, state, begun = world.reset(), net.blank(cfg.agents), time.process_time()
+    for iteration in range(cfg.iterations):
+        lr, ent_coef = (a + (b - a) * iteration / cfg.iterations for a, b in (cfg.lr, cfg.entropy))
+        adam.param_groups[0]["lr"] = lr
+        lived, seen, state = rollout(net, world, seen, state, cfg.horizon)
+        orders = [torch.randperm(cfg.agents).chunk(cfg.minibatches) for _ in range(cfg.epochs)]
+        update(net, adam, lived, [rows for order in orders for rows in order], cfg, ent_coef)
+        if iteration % 6 == 0:
+            score = lived.reward.sum() / (lived.terminated | lived.truncated).sum()
+            steps, spent = (iteration + 1) * lived.reward.numel(), time.process_time() - begun
+            print(f"{steps:>7,} steps  return {score:.3f}  {spent:.0f} CPU s", flush=True)
+    for name, cleared in (("intact", False), ("cleared", True)):
+        score = evaluate(net, Recall(cfg, 250, seed=2000 + cfg.seed), 8, cleared)
+        print(f"greedy, memory {name}: {score:.3f} over 2,000 episodes")
+
+
+if __name__ == "__main__":
+    main()

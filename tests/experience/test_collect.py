@@ -1,0 +1,350 @@
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.experience import Collector, value_of
+from holdfast.policies import make_policy
+from holdfast.policies.template import sample
+from holdfast.worlds import draws, make_world
+from scripted import Scripted, make_reader, random_script
+
+A, T = 4, 5
+
+
+def live(policy, world, length=2 * T, seed=0, rollouts=1):
+    """Collect some rollouts; what was lived is copied, for the next rollout overwrites it."""
+    collector = Collector(world, policy, length=length, horizon=T, seed=seed)
+    return collector, [copy.deepcopy(collector.rollout(version)) for version in range(rollouts)]
+
+
+@torch.no_grad()
+def by_hand(policy, world, steps):
+    """Live the script step by step with `unroll` alone; return thoughts, and states before each step."""
+    world = copy.copy(world)
+    state, thoughts, states = policy.lstm.cell.initial(world.agents), [], []
+    step = world.reset()
+    for t in range(steps):
+        states.append(state)
+        thought, state = policy.unroll(step.obs, step.first, state, step.valid)
+        thoughts.append(thought)
+        if t + 1 < steps:
+            step = world.step(torch.zeros(world.agents, dtype=torch.long))
+    return thoughts, [*states, state]
+
+
+def table(script, name, start, length):
+    return script.tables[name][:, start : start + length]
+
+
+def test_every_row_holds_consecutive_steps_of_one_agent():
+    collector, lived = live(make_reader(), random_script(A, 40, 1), length=3 * T, rollouts=2)
+    for rollout, segments in enumerate(lived):
+        assert len(segments) == A * 3
+        assert segments.version == rollout
+        numbers = segments.steps["env_obs"].squeeze(-1)
+        for b in range(len(segments)):
+            agent, segment = divmod(b, 3)
+            begin = rollout * 3 * T + segment * T
+            assert numbers[b].tolist() == [1000 * agent + begin + t for t in range(T)]
+            assert segments.steps["rewards"][b].tolist() == numbers[b].tolist()
+            for key, name in (("dones", "terminated"), ("truncateds", "truncated")):
+                assert torch.equal(
+                    segments.steps[key][b], collector.world.tables[name][agent, begin : begin + T]
+                )
+            for name in ("first", "valid", "trial"):
+                told = collector.world.tables[name][agent, begin : begin + T]
+                assert torch.equal(segments.steps[name][b], told)
+
+
+def test_a_tail_is_the_step_after_the_row():
+    script = random_script(A, 40, 2)
+    _, lived = live(make_reader(), script, length=3 * T, rollouts=2)
+    for rollout, segments in enumerate(lived):
+        for b in range(len(segments)):
+            agent, segment = divmod(b, 3)
+            after = rollout * 3 * T + (segment + 1) * T
+            assert segments.tail["rewards"][b] == 1000 * agent + after
+            for key, name in (("dones", "terminated"), ("truncateds", "truncated"), ("valid", "valid")):
+                assert segments.tail[key][b] == script.tables[name][agent, after]
+
+
+def test_a_tails_value_is_the_next_rows_first():
+    _, (segments,) = live(make_reader(), random_script(A, 40, 3), length=3 * T)
+    values = segments.steps["values"].unflatten(0, (A, 3))
+    tails = segments.tail["values"].unflatten(0, (A, 3))
+    assert torch.equal(tails[:, :-1], values[:, 1:, 0])
+    lasts = segments.steps["last_values"].unflatten(0, (A, 3))
+    assert torch.equal(segments.tail["last_values"].unflatten(0, (A, 3))[:, :-1], lasts[:, 1:, 0])
+
+
+def test_the_last_tails_value_is_what_the_next_rollout_says_with_the_same_weights():
+    script = random_script(A, 40, 4, gone=0.0)
+    # Two agents' next episodes begin with the tail itself.
+    script.tables["terminated"][:, 2 * T] = script.tables["first"][:, 2 * T] = torch.arange(A) < 2
+    script.tables["truncated"][:, 2 * T] = torch.arange(A) == 2
+    script.tables["first"][2, 2 * T] = True
+    _, (one, two) = live(make_reader(), script, rollouts=2)
+    ahead = one.tail["values"].unflatten(0, (A, 2))[:, -1]
+    torch.testing.assert_close(ahead, two.steps["values"].unflatten(0, (A, 2))[:, 0, 0])
+    ahead = one.tail["last_values"].unflatten(0, (A, 2))[:, -1]
+    torch.testing.assert_close(ahead, two.steps["last_values"].unflatten(0, (A, 2))[:, 0, 0])
+
+
+@settings(max_examples=5)
+@given(st.integers(0, 10**6))
+def test_values_log_probs_and_entry_states_are_those_lived_by_hand(seed):
+    policy, script = make_reader(), random_script(A, 31, seed)
+    _, lived = live(policy, script, rollouts=3)
+    thoughts, states = by_hand(policy, script, 30)
+    for rollout, segments in enumerate(lived):
+        steps = segments.steps.unflatten(0, (A, 2)).flatten(1, 2)
+        for t in range(10):
+            now = thoughts[10 * rollout + t]
+            torch.testing.assert_close(steps["values"][:, t], now.values)
+            log_probs = torch.log_softmax(now.logits, -1)
+            taken = log_probs.gather(1, steps["actions"][:, t, None])[:, 0]
+            torch.testing.assert_close(steps["act_log_prob"][:, t], taken)
+        entry = segments.entry.unflatten(0, (A, 2))
+        for segment in range(2):
+            # The state before this step, and so before this step's clear.
+            then = states[10 * rollout + T * segment]
+            for leaf in ("h", "c"):
+                torch.testing.assert_close(entry[:, segment][leaf], then[leaf])
+    with torch.no_grad():
+        now = policy.store.read(0, A)
+    for leaf in ("h", "c"):
+        torch.testing.assert_close(now[leaf], states[30][leaf])
+
+
+def test_an_entry_state_is_from_before_its_clear():
+    ends = torch.zeros(A, 40, dtype=torch.bool)
+    ends[:, T] = True
+    _, (segments,) = live(make_reader(), Scripted(A, 40, terminated=ends))
+    entry = segments.entry.unflatten(0, (A, 2))
+    assert bool(segments.steps.unflatten(0, (A, 2))["first"][:, 1, 0].all())
+    assert not entry[:, 0]["h"].any()
+    assert bool((entry[:, 1]["h"] != 0).all())
+
+
+def test_entry_states_are_copies_that_later_steps_leave_alone():
+    collector = Collector(Scripted(A, 40), make_reader(), length=2 * T, horizon=T, seed=0)
+    segments = collector.rollout(0)
+    before = segments.entry.clone()
+    collector.rollout(1)
+    assert bool((before == segments.entry).all())
+
+
+def test_actions_are_a_pure_function_of_seed_agent_and_step():
+    policy, script = make_reader(), random_script(A, 40, 5)
+    _, lived = live(policy, script, seed=7, rollouts=3)
+    thoughts, _ = by_hand(policy, script, 30)
+    assert len(script.actions) == 30
+    for t, taken in enumerate(script.actions):
+        uniform = draws.uniform(7, draws.STREAM_ACTION, torch.arange(A), t)
+        assert torch.equal(taken, sample(torch.log_softmax(thoughts[t].logits, -1), uniform))
+    kept = torch.cat([segments.steps["actions"].unflatten(0, (A, 2)).flatten(1) for segments in lived], dim=1)
+    assert torch.equal(kept, torch.stack(script.actions, dim=1))
+
+
+def test_an_agent_acts_the_same_whoever_else_there_is():
+    # In float64, so that another batch size cannot round an action away.
+    few, many = random_script(3, 40, 6), random_script(8, 40, 6)
+    for name, told in few.tables.items():
+        many.tables[name] = torch.cat([told, many.tables[name][3:]])
+    live(make_reader().double(), few, rollouts=3)
+    live(make_reader().double(), many, rollouts=3)
+    for a, b in zip(few.actions, many.actions, strict=True):
+        assert torch.equal(a, b[:3])
+
+
+def test_another_seed_acts_otherwise():
+    one, other = random_script(A, 40, 6), random_script(A, 40, 6)
+    live(make_reader(), one, seed=1)
+    live(make_reader(), other, seed=2)
+    assert not torch.equal(torch.stack(one.actions), torch.stack(other.actions))
+
+
+def test_states_live_on_from_rollout_to_rollout():
+    script = random_script(A, 41, 7)
+    _, (whole,) = live(make_reader(), script, length=4 * T)
+    _, halves = live(make_reader(), script, length=2 * T, rollouts=2)
+    whole, halves = whole.steps.unflatten(0, (A, 2, 2)), [half.steps.unflatten(0, (A, 2)) for half in halves]
+    for number, half in enumerate(halves):
+        for key in ("actions", "values", "act_log_prob", "last_values"):
+            assert torch.equal(whole[:, number][key], half[key])
+
+
+def test_last_values_stand_only_where_an_episode_was_truncated():
+    policy, script = make_reader(), random_script(A, 41, 8, ends=0.3)
+    _, (segments,) = live(policy, script, length=8 * T)
+    found = segments.steps["last_values"].unflatten(0, (A, 8)).flatten(1)
+    truncated = table(script, "truncated", 0, 40)
+    assert int(truncated.sum()) > 20
+    assert not found[~truncated].any()
+    _, states = by_hand(policy, script, 40)
+    for t in range(40):
+        # What was last seen, read with the memory of before the clear; nobody clears, nobody advances.
+        with torch.no_grad():
+            last = script.number(t)[:, None] - 0.5
+            thought, _ = policy.unroll(last, torch.zeros(A, dtype=torch.bool), states[t])
+        torch.testing.assert_close(found[:, t], torch.where(truncated[:, t], thought.values, 0.0))
+
+
+def test_a_tail_that_was_truncated_holds_its_last_value():
+    cut = torch.zeros(A, 40, dtype=torch.bool)
+    cut[1:, 2 * T] = True
+    policy, script = make_reader(), Scripted(A, 40, truncated=cut)
+    _, (segments,) = live(policy, script)
+    _, states = by_hand(policy, script, 2 * T)
+    with torch.no_grad():
+        last = script.number(2 * T)[:, None] - 0.5
+        thought, _ = policy.unroll(last, torch.zeros(A, dtype=torch.bool), states[-1])
+    found = segments.tail["last_values"].unflatten(0, (A, 2))
+    torch.testing.assert_close(found[1:, 1], thought.values[1:])
+    assert found[0, 1] == 0
+    assert not found[:, 0].any()
+
+
+def test_a_world_that_never_truncates_is_not_asked_for_last_observations():
+    policy = make_reader()
+    world = Scripted(A, 40, truncates="never")
+    calls = []
+    original = policy.unroll
+    policy.unroll = lambda *words: calls.append(1) or original(*words)
+    live(policy, world)
+    # Ten steps and one look at what the last tails are worth.
+    assert len(calls) == 2 * T + 1
+
+
+def test_asking_for_a_value_advances_nothing():
+    policy = make_reader()
+    live(policy, random_script(A, 40, 9))
+    with torch.no_grad():
+        before = policy.store.read(0, A).clone()
+    obs, nobody = torch.ones(A, 1), torch.zeros(A, dtype=torch.bool)
+    state = policy.lstm.cell.initial(A)
+    one = value_of(policy, state, obs, nobody, nobody)
+    other = value_of(policy, before, obs, nobody, nobody)
+    with torch.no_grad():
+        assert bool((policy.store.read(0, A) == before).all())
+    assert not torch.equal(one, other)
+    assert not one.requires_grad
+    assert not state["h"].any()
+
+
+def test_where_nobody_acts_memory_stands_still():
+    there = torch.ones(A, 40, dtype=torch.bool)
+    there[1, 2:9] = False
+    there[2, :] = False
+    policy = make_reader()
+    _, (segments,) = live(policy, Scripted(A, 40, valid=there))
+    entry = segments.entry.unflatten(0, (A, 2))
+    _, states = by_hand(policy, Scripted(A, 40, valid=there), 10)
+    # Agent 1 acted twice before the second segment; agent 2 never did.
+    torch.testing.assert_close(entry[1, 1]["h"], states[2]["h"][1])
+    assert not entry[2, 1]["h"].any()
+    with torch.no_grad():
+        now = policy.store.read(0, A)
+    assert not now["c"][2].any()
+    # Agent 1 acts once more at step 9, and that alone moves its memory.
+    assert not torch.equal(now["h"][1], entry[1, 1]["h"])
+    torch.testing.assert_close(now["h"][1], states[10]["h"][1])
+
+
+def test_what_an_absent_agent_is_shown_is_forgotten():
+    class Noisy(Scripted):
+        def say(self):
+            step = super().say()
+            step.obs[~step.valid] += 500.0 * (self.t % 3)
+            return step
+
+    there = torch.rand(A, 40, generator=torch.Generator().manual_seed(3)) < 0.7
+    calm, noisy = make_reader(), make_reader()
+    _, (one,) = live(calm, Scripted(A, 40, valid=there))
+    _, (other,) = live(noisy, Noisy(A, 40, valid=there))
+    assert not torch.equal(one.steps["env_obs"], other.steps["env_obs"])
+    assert torch.equal(one.entry["h"], other.entry["h"])
+    for key in ("values", "act_log_prob", "actions"):
+        assert torch.equal(one.steps[key], other.steps[key])
+
+
+def test_nothing_that_was_lived_carries_a_graph():
+    _, (segments,) = live(make_reader(), random_script(A, 40, 10))
+    for part in (segments.steps, segments.entry, segments.tail):
+        assert not any(leaf.requires_grad for leaf in part.values())
+
+
+def test_a_segment_keeps_its_state_once_and_not_every_step():
+    _, (segments,) = live(make_reader(), random_script(A, 40, 10))
+    assert segments.entry.batch_size == (A * 2,)
+    assert sum(leaf.numel() for leaf in segments.entry.values()) == A * 2 * (2 * 2 * 6)
+    assert not {"h", "c"} & set(segments.steps.keys())
+
+
+def test_some_rows_can_be_taken_with_all_that_belongs_to_them():
+    _, (segments,) = live(make_reader(), random_script(A, 40, 11))
+    some = segments.rows(torch.tensor([5, 2]))
+    assert len(some) == 2
+    assert some.version == segments.version
+    for part in ("steps", "entry", "tail"):
+        assert bool((getattr(some, part) == getattr(segments, part)[[5, 2]]).all())
+
+
+def test_the_statistics_are_those_of_the_episodes_that_ended():
+    # Agent 0 ends with steps 3 and 8, agent 1 is cut with step 4, agents 2 and 3 go on.
+    ended, cut = torch.zeros(2, A, 40, dtype=torch.bool)
+    ended[0, [3, 8]] = True
+    cut[1, 4] = True
+    collector, _ = live(make_reader(), Scripted(A, 40, terminated=ended, truncated=cut))
+    # Rewards that answer an action: 1+2+3 = 6 in 3 steps, 4+..+8 = 30 in 5, 1001+..+1004 = 4010 in 4.
+    found = collector.episodes.take()
+    assert found["charts/episodes"] == 3
+    assert found["charts/episodic_return"] == pytest.approx((6 + 30 + 4010) / 3)
+    assert found["charts/episodic_length"] == pytest.approx((3 + 5 + 4) / 3)
+    assert collector.episodes.take() == {"charts/episodes": 0}
+
+
+def test_an_episode_is_counted_whole_though_a_rollout_ends_within_it():
+    ended = torch.zeros(A, 40, dtype=torch.bool)
+    ended[0, 2 * T + 3] = True
+    collector = Collector(Scripted(A, 40, terminated=ended), make_reader(), length=2 * T, horizon=T, seed=0)
+    collector.rollout(0)
+    assert collector.episodes.take() == {"charts/episodes": 0}
+    collector.rollout(1)
+    found = collector.episodes.take()
+    assert found["charts/episodic_length"] == 2 * T + 3
+    assert found["charts/episodic_return"] == sum(range(1, 2 * T + 4))
+
+
+def test_an_end_with_the_very_last_step_is_counted_once():
+    ended = torch.zeros(A, 40, dtype=torch.bool)
+    ended[:, 2 * T] = True
+    collector = Collector(Scripted(A, 40, terminated=ended), make_reader(), length=2 * T, horizon=T, seed=0)
+    collector.rollout(0)
+    assert collector.episodes.take()["charts/episodes"] == A
+    collector.rollout(1)
+    assert collector.episodes.take()["charts/episodes"] == 0
+
+
+def test_steps_nobody_acted_in_do_not_lengthen_an_episode():
+    ended, there = torch.zeros(A, 40, dtype=torch.bool), torch.ones(A, 40, dtype=torch.bool)
+    ended[0, 6] = True
+    there[0, 2:5] = False
+    collector, _ = live(make_reader(), Scripted(A, 40, terminated=ended, valid=there))
+    assert collector.episodes.take()["charts/episodic_length"] == 3
+
+
+def test_recall_pays_its_returns_into_the_statistics():
+    world = make_world("recall", agents=6, delay=(0, 3))
+    collector, (segments,) = live(
+        make_policy("fast", world, seed=0, hidden_size=8, num_layers=1), world, length=8 * T
+    )
+    found = collector.episodes.take()
+    steps, tail = segments.steps, segments.tail.unflatten(0, (6, 8))[:, -1]
+    assert found["charts/episodes"] == int(steps["dones"].sum() + tail["dones"].sum())
+    paid = float(steps["rewards"].sum() + tail["rewards"].sum())
+    assert found["charts/episodic_return"] == pytest.approx(paid / found["charts/episodes"])
+    assert 2 <= found["charts/episodic_length"] <= 5

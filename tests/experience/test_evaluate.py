@@ -1,0 +1,125 @@
+import copy
+
+import pytest
+import torch
+
+from holdfast.experience import Collector, evaluate
+from holdfast.policies import Fast
+from holdfast.worlds import make_world
+from scripted import Scripted, make_reader
+
+
+class Paying(Scripted):
+    """Agent a's episodes last a + 1 steps, and pay by what was done: which action, and when."""
+
+    def __init__(self, agents, truncate=False):
+        steps = torch.arange(4000).expand(agents, 4000)
+        ends = (steps > 0) & (steps % (torch.arange(agents)[:, None] + 1) == 0)
+        super().__init__(agents, 4000, **{"truncated" if truncate else "terminated": ends})
+
+    def step(self, actions):
+        told = super().step(actions)
+        return type(told)(**{**told.__dict__, "reward": (actions * 100 + self.t).float()})
+
+
+class Numbered(Scripted):
+    """Agent a's episodes last a + 1 steps and pay 1000 * agent + their number at their end."""
+
+    def __init__(self, agents):
+        steps = torch.arange(4000).expand(agents, 4000)
+        self.length = torch.arange(agents) + 1
+        ends = (steps > 0) & (steps % self.length[:, None] == 0)
+        super().__init__(agents, 4000, terminated=ends)
+
+    def step(self, actions):
+        told = super().step(actions)
+        paid = 1000 * torch.arange(self.agents) + self.t // self.length - 1
+        return type(told)(**{**told.__dict__, "reward": torch.where(told.terminated, paid, 0).float()})
+
+
+@torch.no_grad()
+def by_hand(policy, world, share, cleared):
+    """Greedy returns of each agent's first `share` episodes, lived with `unroll` alone."""
+    state, step = policy.lstm.cell.initial(world.agents), world.reset()
+    returns, total = [[] for _ in range(world.agents)], torch.zeros(world.agents)
+    while min(map(len, returns)) < share:
+        first = torch.ones_like(step.first) if cleared else step.first
+        thoughts, state = policy.unroll(step.obs, first, state, step.valid)
+        step = world.step(thoughts.logits.argmax(-1))
+        total += step.reward
+        for agent in range(world.agents):
+            if step.terminated[agent] or step.truncated[agent]:
+                returns[agent].append(float(total[agent]))
+                total[agent] = 0
+    return [paid for mine in returns for paid in mine[:share]]
+
+
+@pytest.mark.parametrize("truncate", [False, True])
+@pytest.mark.parametrize("memory", ["intact", "cleared"])
+def test_an_evaluation_is_the_greedy_life_lived_by_hand(memory, truncate):
+    policy, world = make_reader(), Paying(5, truncate)
+    found = evaluate(policy, world, episodes=20, memory=memory)
+    assert found.memory == memory
+    assert found.returns.tolist() == by_hand(policy, world, 4, cleared=memory == "cleared")
+    assert found.return_mean == pytest.approx(float(found.returns.double().mean()))
+
+
+def test_clearing_the_memory_makes_a_difference():
+    policy, world = make_reader(), Paying(5)
+    intact = evaluate(policy, world, episodes=20)
+    cleared = evaluate(policy, world, episodes=20, memory="cleared")
+    assert not torch.equal(intact.returns, cleared.returns)
+
+
+def test_every_agent_counts_its_first_episodes_and_equally_many():
+    # The agents' episodes last 1 to 5 steps; the quick ones finish many more than are counted.
+    returns = evaluate(make_reader(), Numbered(5), episodes=15).returns
+    assert returns.tolist() == [1000 * agent + episode for agent in range(5) for episode in range(3)]
+
+
+def test_exactly_as_many_episodes_are_counted_as_were_asked_for():
+    for episodes in (1, 4, 5, 6, 11):
+        returns = evaluate(make_reader(), Numbered(5), episodes=episodes).returns
+        assert len(returns) == len(set(returns.tolist())) == episodes
+
+
+def test_an_evaluation_leaves_the_training_alone():
+    policy, world = make_reader(), Paying(4)
+    collector = Collector(world, policy, length=4, horizon=4, seed=0)
+    collector.rollout(0)
+    policy.train()
+    memories = policy.store.snapshot()
+    weights = copy.deepcopy(policy.state_dict())
+    evaluate(policy, Paying(9), episodes=9)
+    evaluate(policy, Paying(9), episodes=9, memory="cleared")
+    after = policy.store.snapshot()
+    assert after.slices == memories.slices == {0: 4}
+    assert bool(memories.tree["h"].any())
+    assert bool((after.tree == memories.tree).all())
+    assert all(torch.equal(weights[key], leaf) for key, leaf in policy.state_dict().items())
+    assert policy.training
+    assert all(parameter.grad is None for parameter in policy.parameters())
+
+
+def test_an_evaluation_begins_with_empty_memories_each_time():
+    policy, world = make_reader(), Paying(4)
+    one, other = (evaluate(policy, world, episodes=12).returns for _ in range(2))
+    assert torch.equal(one, other)
+
+
+def test_an_evaluation_is_greedy_and_draws_nothing():
+    policy, world = make_reader(), Paying(4)
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    evaluate(policy, world, episodes=4)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_policy_that_knows_nothing_gets_chance_on_recall_with_and_without_memory():
+    world = make_world("recall", agents=50, delay=1, cues=2, seed=-1)
+    policy = Fast(world.spec, hidden_size=8, num_layers=1)
+    for memory in ("intact", "cleared"):
+        returns = evaluate(policy, world, episodes=1000, memory=memory).returns
+        assert set(returns.tolist()) <= {0.0, 1.0}
+    # Without memory every policy names one fixed cue: 1/2, five deviations of 0.016 around it.
+    assert abs(float(returns.mean()) - 0.5) < 0.08

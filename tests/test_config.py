@@ -1,0 +1,283 @@
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from holdfast.config import Config, Trainer, change, keys_of
+from holdfast.errors import ConfigError
+from holdfast.recipes import find_recipe
+from holdfast.report import lookup
+
+BASE = find_recipe("recall")
+
+
+def told(overrides, base=BASE):
+    """The one line a wrong call is answered with."""
+    with pytest.raises(ConfigError) as caught:
+        change(base, overrides)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("word", "number"),
+    [
+        ("5000", 5000),
+        ("5_000", 5000),
+        ("1e6", 1_000_000),
+        ("1E3", 1000),
+        ("2.5e3", 2500),
+        ("64.0", 64),
+        ("+7", 7),
+        (12, 12),
+        (12.0, 12),
+    ],
+)
+def test_whole_numbers_come_in_many_spellings(word, number):
+    found = change(BASE, {"trainer.total_timesteps": word}).trainer.total_timesteps
+    assert found == number
+    assert type(found) is int
+
+
+def test_a_large_whole_number_keeps_every_digit():
+    assert change(BASE, {"seed": "9007199254740993"}).seed == 9007199254740993
+
+
+@pytest.mark.parametrize("word", ["1.5", "1e-3", "inf", "nan", "-inf", "1e999"])
+def test_a_number_that_is_not_whole_is_refused(word):
+    message = told({"trainer.total_timesteps": word})
+    assert message == f"trainer.total_timesteps={word}: give a whole number."
+
+
+@pytest.mark.parametrize("word", ["many", "", "5 000", "5,000", "0x10", "_5", "1__0", "1e", "True"])
+def test_a_word_that_is_no_number_is_told_how_numbers_look(word):
+    message = told({"trainer.total_timesteps": word})
+    assert message == f"trainer.total_timesteps={word}: give a whole number such as 5000, 5_000 or 1e6."
+
+
+@pytest.mark.parametrize(
+    ("word", "delay"), [("8", 8), ("4..24", (4, 24)), ("2..1e1", (2, 10)), ((3, 5), (3, 5)), ([3, 5], (3, 5))]
+)
+def test_a_delay_is_a_number_or_a_range(word, delay):
+    assert change(BASE, {"world.delay": word}).world.delay == delay
+
+
+@pytest.mark.parametrize("word", ["4..", "..4", "4..x", "..", "a", "1.5", "1..2..3"])
+def test_a_delay_that_is_neither_is_refused(word):
+    assert told({"world.delay": word}).startswith(f"world.delay={word}: give a whole number")
+
+
+@pytest.mark.parametrize(("word", "truth"), [("true", True), ("false", False), ("1", True), ("no", False)])
+def test_switches_take_the_usual_words(word, truth):
+    assert change(BASE, {"world.truncate": word}).world.truncate is truth
+
+
+@pytest.mark.parametrize("word", ["none", "None", "null", None])
+def test_none_turns_an_optional_number_off(word):
+    assert change(BASE, {"trainer.ppo.ent_coef_end": word}).trainer.ppo.ent_coef_end is None
+    assert change(BASE, {"run": word}).run is None
+
+
+@pytest.mark.parametrize(
+    ("key", "word", "hint"),
+    [
+        ("seed", "-1", "greater than or equal to 0"),
+        ("seed", None, "valid integer"),
+        ("seed", 1.5, "fractional part"),
+        ("seed", [1], "valid integer"),
+        ("threads", "-1", "greater than or equal to 0"),
+        ("device", "gpu", "'auto', 'cpu' or 'cuda'"),
+        ("wandb", "online", "'off'"),
+        ("wandb", "offline", "'off'"),
+        ("runs_dir", 5, "valid string"),
+        ("run", "a/b", "match pattern"),
+        ("run", "../up", "match pattern"),
+        ("run", "..", "match pattern"),
+        ("run", "-x", "match pattern"),
+        ("run", "a b", "match pattern"),
+        ("run", "a\nb", "match pattern"),
+        ("run", "a\n", "match pattern"),
+        ("world.name", "recal", "'recall'"),
+        ("world.name", "gym:CartPole-v1", "'recall'"),
+        ("world.agents", "0", "greater than or equal to 1"),
+        ("world.cues", "1", "greater than or equal to 2"),
+        ("world.cues", "101", "less than or equal to 100"),
+        ("world.truncate", "maybe", "valid boolean"),
+        ("world.delay", None, "valid integer"),
+        ("world.delay", (1, 2, 3), "valid integer"),
+        ("policy.memory", "gru", "'lstm'"),
+        ("policy.memory_init", "other", "'standard' or 'original'"),
+        ("policy.hidden_size", "0", "greater than or equal to 1"),
+        ("policy.num_layers", "0", "greater than or equal to 1"),
+        ("policy.compile", "perhaps", "valid boolean"),
+        ("memory.clear_on", "done", "'episode', 'trial' or 'never'"),
+        ("trainer.update_epochs", "0", "greater than or equal to 1"),
+        ("trainer.eval_episodes", "0", "greater than or equal to 1"),
+        ("trainer.num_workers", "0", "greater than or equal to 1"),
+        ("trainer.bptt_horizon", "0", "greater than or equal to 1"),
+        ("trainer.minibatch_size", "-64", "greater than or equal to 1"),
+        ("trainer.optimizer.learning_rate", "0", "greater than 0"),
+        ("trainer.optimizer.learning_rate", "nan", "greater than 0"),
+        ("trainer.optimizer.learning_rate", "fast", "valid number"),
+        ("trainer.optimizer.learning_rate_end", "-1", "greater than or equal to 0"),
+        ("trainer.optimizer.beta1", "1", "less than 1"),
+        ("trainer.ppo.gamma", "1.01", "less than or equal to 1"),
+        ("trainer.ppo.gae_lambda", "-0.1", "greater than or equal to 0"),
+        ("trainer.ppo.clip_coef", "0", "greater than 0"),
+        ("trainer.ppo.max_grad_norm", "0", "greater than 0"),
+        ("trainer.ppo.norm_adv", "2", "valid boolean"),
+    ],
+)
+def test_a_bad_value_is_told_with_its_key_and_what_it_must_be(key, word, hint):
+    with pytest.raises(ConfigError) as caught:
+        change(BASE, {key: word})
+    assert str(caught.value).startswith(f"{key}={word}: ")
+    assert hint in str(caught.value)
+
+
+def test_every_key_has_a_meaning_and_a_value_that_differs_from_nothing():
+    keys = keys_of()
+    assert {"run", "seed", "world.delay", "policy.name", "trainer.ppo.gamma"} <= keys.keys()
+    assert all(field.description for field in keys.values())
+    assert all(lookup(BASE, key) is not ... for key in keys)
+
+
+@pytest.mark.parametrize("key", [key for key in keys_of() if not key.endswith(("beta1", "beta2"))])
+def test_a_key_with_a_letter_missing_or_two_swapped_is_recognised(key):
+    for place in range(1, len(key)):
+        misspelt = [key[:place] + key[place + 1 :]]
+        misspelt.append(key[: place - 1] + key[place] + key[place - 1] + key[place + 1 :])
+        for word in misspelt:
+            if word not in keys_of():
+                assert told({word: 1}) == f"There is no key {word!r}; did you mean {key}?"
+
+
+@pytest.mark.parametrize(
+    ("word", "key"),
+    [
+        ("total_timesteps", "trainer.total_timesteps"),
+        ("learning_rate", "trainer.optimizer.learning_rate"),
+        ("trainer.learning_rate", "trainer.optimizer.learning_rate"),
+        ("delay", "world.delay"),
+        ("hidden_size", "policy.hidden_size"),
+        ("trainer.gamma", "trainer.ppo.gamma"),
+        ("Seed", "seed"),
+    ],
+)
+def test_a_key_without_its_path_is_recognised(word, key):
+    assert told({word: 1}) == f"There is no key {word!r}; did you mean {key}?"
+
+
+def test_a_key_like_no_other_is_sent_to_the_list():
+    assert told({"zzzzzz": 1}) == "There is no key 'zzzzzz'; `holdfast train --help` lists all keys."
+
+
+def test_a_config_never_changes():
+    config = Config()
+    for part, name in ((config, "seed"), (config.world, "agents"), (config.trainer.ppo, "gamma")):
+        with pytest.raises(ValidationError, match="frozen"):
+            setattr(part, name, 1)
+    assert config == Config()
+
+
+def test_changing_a_key_leaves_the_first_config_alone():
+    changed = change(BASE, {"seed": 5, "trainer.ppo.gamma": "0.5"})
+    assert (BASE.seed, BASE.trainer.ppo.gamma) == (0, 0.99)
+    assert (changed.seed, changed.trainer.ppo.gamma) == (5, 0.5)
+    assert change(changed, {"seed": 0, "trainer.ppo.gamma": 0.99}) == BASE
+
+
+def test_an_unknown_key_in_a_file_is_refused():
+    with pytest.raises(ValidationError, match="extra"):
+        Config.model_validate({"trainer": {"epochs": 3}})
+
+
+overrides = st.fixed_dictionaries(
+    {},
+    optional={
+        "run": st.from_regex(r"\A[a-z0-9][a-z0-9.+-]{0,10}\Z").filter(
+            lambda name: name not in ("none", "null")
+        ),
+        "seed": st.integers(0, 2**62),
+        "world.delay": st.one_of(st.integers(0, 50), st.tuples(st.integers(0, 9), st.integers(9, 30))),
+        "world.cues": st.integers(2, 100),
+        "world.truncate": st.booleans(),
+        "policy.name": st.sampled_from(["auto", "fast", "my.module:Policy"]),
+        "memory.clear_on": st.sampled_from(["episode", "trial", "never"]),
+        "trainer.optimizer.learning_rate": st.floats(1e-9, 1),
+        "trainer.optimizer.learning_rate_end": st.one_of(st.none(), st.floats(0, 1)),
+        "trainer.ppo.gamma": st.floats(0, 1),
+        "trainer.ppo.norm_adv": st.booleans(),
+    },
+)
+
+
+@given(overrides)
+def test_a_config_survives_being_written_and_read(changes):
+    config = change(BASE, changes)
+    assert Config.model_validate_json(config.model_dump_json()) == config
+    for key, value in changes.items():
+        assert lookup(config, key) == value
+
+
+def test_a_minibatch_of_a_thousand_is_told_the_sizes_beside_it():
+    message = told({"trainer.minibatch_size": "1000"})
+    assert message.startswith("trainer.minibatch_size=1000 is not a multiple of trainer.bptt_horizon=64; ")
+    assert "1024" in message
+
+
+def test_a_minibatch_smaller_than_a_segment_is_told_one_size_only():
+    message = told({"trainer.minibatch_size": "10"})
+    assert "trainer.bptt_horizon=64; try 64" in message
+    assert " 0 " not in message
+
+
+def test_a_batch_that_wastes_steps_is_told_the_arithmetic():
+    message = told({"trainer.batch_size": 512 * 9})
+    assert "trainer.batch_size=4608" in message
+    assert "world.agents * trainer.bptt_horizon = 64 * 64 = 4096" in message
+
+
+@settings(max_examples=60)
+@given(st.integers(1, 40), st.integers(1, 16), st.integers(1, 8), st.integers(1, 60))
+def test_every_batch_size_that_is_proposed_for_wasted_steps_works(agents, horizon, rows, batches):
+    keys = {
+        "world.agents": agents,
+        "trainer.bptt_horizon": horizon,
+        "trainer.minibatch_size": rows * horizon,
+        "trainer.batch_size": batches * rows * horizon,
+    }
+    if keys["trainer.batch_size"] % (agents * horizon) == 0:
+        config = change(BASE, keys)
+        assert config.rollout_length * agents == config.trainer.batch_size
+        assert config.rollout_length % horizon == 0
+        return
+    message = told(keys)
+    assert f"{agents} * {horizon} = {agents * horizon}" in message
+    proposed = [int(size) for size in re.findall(r"\d+", message.split("try ")[1])]
+    assert proposed
+    for size in proposed:
+        config = change(BASE, keys | {"trainer.batch_size": size})
+        assert config.trainer.batch_size == size
+
+
+def test_the_iterations_reach_the_steps_that_were_asked_for():
+    assert change(BASE, {"trainer.total_timesteps": 5000}).iterations == 2
+    assert change(BASE, {"trainer.total_timesteps": 4096}).iterations == 1
+    assert change(BASE, {"trainer.total_timesteps": 4097}).iterations == 2
+    assert change(BASE, {"trainer.total_timesteps": 1}).iterations == 1
+
+
+def test_the_defaults_are_those_of_the_original_trainer():
+    trainer = Trainer()
+    assert (trainer.batch_size, trainer.minibatch_size, trainer.bptt_horizon) == (524288, 16384, 64)
+    assert (trainer.update_epochs, trainer.total_timesteps) == (1, 50_000_000)
+
+
+def test_an_unknown_recipe_is_told_the_one_that_was_meant():
+    with pytest.raises(ConfigError, match=r"There is no recipe 'recal'; did you mean recall\?"):
+        find_recipe("recal")
+    with pytest.raises(ConfigError, match="There is no recipe 'zzz'; there is recall"):
+        find_recipe("zzz")

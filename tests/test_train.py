@@ -1,0 +1,307 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import holdfast
+from holdfast.cli import main
+from holdfast.config import Config, change
+from holdfast.keep import load_weights
+from holdfast.recipes import find_recipe
+from holdfast.report import METRICS
+from holdfast.train import build_policy, build_world
+from holdfast.worlds import draws
+
+ROOT = Path(__file__).parents[1]
+TINY = {
+    "world.agents": 16,
+    "trainer.bptt_horizon": 8,
+    "trainer.batch_size": 256,
+    "trainer.minibatch_size": 64,
+    "trainer.total_timesteps": 5000,
+    "trainer.eval_episodes": 30,
+    "policy.hidden_size": 8,
+    "policy.num_layers": 1,
+}
+TIMES = {"seconds", "charts/SPS"}
+EVALUATION = {"eval/return_mean", "eval/return_mean_memory_cleared"}
+
+
+def tiny_train(runs_dir, **keys):
+    keys = {key.replace("__", "."): value for key, value in keys.items()}
+    return holdfast.train("recall", {**TINY, "runs_dir": str(runs_dir), **keys})
+
+
+def metrics_of(run_folder):
+    return [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def weights_in(run_folder):
+    return load_file(run_folder / "checkpoints" / "latest" / "model.safetensors")
+
+
+def same_weights(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory):
+    """A short run on episodes of mixed lengths, which start anywhere in a segment."""
+    return tiny_train(tmp_path_factory.mktemp("runs"), run="mixed", world__delay="2..9", seed=3)
+
+
+def test_a_run_leaves_its_folder_behind(mixed):
+    assert mixed.finished
+    assert mixed.folder.name == "mixed"
+    names = {path.name for path in mixed.folder.iterdir()}
+    assert names == {"config.json", "command.txt", "metrics.jsonl", "checkpoints"}
+    # 5000 steps in batches of 256 are 20 iterations.
+    assert mixed.checkpoint == mixed.folder / "checkpoints" / "000020"
+    assert (mixed.folder / "checkpoints" / "latest").resolve() == mixed.checkpoint.resolve()
+
+
+def test_the_config_in_the_folder_is_the_one_that_was_asked_for(mixed):
+    asked = {**TINY, "runs_dir": str(mixed.folder.parent), "run": "mixed", "seed": 3, "world.delay": (2, 9)}
+    for file in (mixed.folder / "config.json", mixed.checkpoint / "config.json"):
+        assert Config.model_validate_json(file.read_text()) == change(find_recipe("recall"), asked)
+
+
+def test_the_command_in_the_folder_says_how_the_run_was_made(mixed):
+    told = (mixed.folder / "command.txt").read_text()
+    assert told.startswith("command: holdfast.train('recall')\n")
+    assert f"torch: {torch.__version__}\n" in told
+
+
+def test_every_number_is_described_and_every_description_has_a_number(mixed):
+    lines = metrics_of(mixed.folder)
+    assert {key for line in lines for key in line} == METRICS.keys()
+    for line in lines:
+        assert line.keys() - EVALUATION == METRICS.keys() - EVALUATION
+        assert all(isinstance(number, int | float) and number == number for number in line.values())
+
+
+def test_the_lines_count_iterations_and_steps(mixed):
+    lines = metrics_of(mixed.folder)
+    updates = [line for line in lines if not EVALUATION & line.keys()]
+    assert [line["iteration"] for line in updates] == list(range(1, 21))
+    assert [line["global_step"] for line in updates] == [256 * (i + 1) for i in range(20)]
+    assert lines[-1] == mixed.metrics
+    assert lines[-1].keys() >= EVALUATION
+    seconds = [line["seconds"] for line in lines]
+    assert seconds == sorted(seconds)
+
+
+def test_replaying_gives_what_was_lived_in_every_line(mixed):
+    for line in metrics_of(mixed.folder):
+        assert line["memory/replay_error"] <= 1e-5
+        assert line["memory/replay_value_error"] <= 1e-5
+
+
+def test_episodes_of_all_lengths_were_lived(mixed):
+    lines = metrics_of(mixed.folder)[:-1]
+    episodes = sum(line["charts/episodes"] for line in lines)
+    # 5120 steps in episodes of 4 to 11 steps.
+    assert 5120 / 11 - 16 <= episodes <= 5120 / 4
+    for line in lines:
+        assert 4 <= line["charts/episodic_length"] <= 11
+        assert 0 <= line["charts/episodic_return"] <= 1
+
+
+def test_step_size_and_entropy_bonus_go_down_in_a_line(mixed):
+    lines = metrics_of(mixed.folder)[:-1]
+    rates = [line["charts/learning_rate"] for line in lines]
+    assert rates == pytest.approx([1e-3 + (1e-4 - 1e-3) * i / 20 for i in range(20)])
+    bonus = [line["charts/ent_coef"] for line in lines]
+    assert bonus == pytest.approx([0.02 - 0.02 * i / 20 for i in range(20)])
+
+
+def test_the_weights_in_the_folder_think_what_the_trained_policy_thinks(mixed):
+    config = Config.model_validate_json((mixed.folder / "config.json").read_text())
+    world = build_world(config, torch.device("cpu"), agents=5, seed=1)
+    fresh = build_policy(config, world, torch.device("cpu"))
+    untrained = {key: leaf.clone() for key, leaf in fresh.state_dict().items()}
+    load_weights(fresh, mixed.folder / "checkpoints" / "latest" / "model.safetensors")
+    assert not same_weights(untrained, fresh.state_dict())
+    states = {id(policy): policy.lstm.cell.initial(5) for policy in (fresh, mixed.policy)}
+    step = world.reset()
+    for _ in range(12):
+        thoughts = []
+        for policy in (fresh, mixed.policy):
+            with torch.no_grad():
+                thought, states[id(policy)] = policy.unroll(step.obs, step.first, states[id(policy)])
+            thoughts.append(thought)
+        assert torch.equal(thoughts[0].logits, thoughts[1].logits)
+        assert torch.equal(thoughts[0].values, thoughts[1].values)
+        step = world.step(thoughts[0].logits.argmax(-1))
+
+
+def test_the_same_seed_gives_the_same_run_bit_by_bit(mixed, tmp_path):
+    torch.manual_seed(123)  # whatever else happens in the process
+    again = tiny_train(tmp_path, world__delay="2..9", seed=3)
+    for one, other in zip(metrics_of(mixed.folder), metrics_of(again.folder), strict=True):
+        assert {k: one[k] for k in one.keys() - TIMES} == {k: other[k] for k in other.keys() - TIMES}
+    assert same_weights(weights_in(mixed.folder), weights_in(again.folder))
+
+
+def test_another_seed_gives_another_run(mixed, tmp_path):
+    other = tiny_train(tmp_path, world__delay="2..9", seed=4, trainer__total_timesteps=512)
+    one, two = metrics_of(mixed.folder)[0], metrics_of(other.folder)[0]
+    assert one["losses/policy_loss"] != two["losses/policy_loss"]
+    assert one["charts/episodes"] != two["charts/episodes"]
+    assert not same_weights(weights_in(mixed.folder), weights_in(other.folder))
+
+
+def test_the_seed_decides_every_draw_and_the_evaluation_sees_other_episodes(tmp_path, monkeypatch):
+    drawn = set()
+    bits = draws.bits
+
+    def witness(seed, stream, agent, step):
+        drawn.add((seed, stream))
+        return bits(seed, stream, agent, step)
+
+    monkeypatch.setattr(draws, "bits", witness)
+    tiny_train(tmp_path, seed=7, trainer__total_timesteps=256)
+    training = {(7, draws.STREAM_WORLD), (7, draws.STREAM_ACTION), (7, draws.STREAM_MINIBATCH)}
+    assert drawn == training | {(-8, draws.STREAM_WORLD)}
+
+
+def test_training_leaves_the_global_generator_alone(tmp_path):
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    tiny_train(tmp_path, trainer__total_timesteps=256)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_run_that_exists_is_left_alone(mixed, capsys):
+    before = {path: path.stat().st_mtime_ns for path in mixed.folder.rglob("*")}
+    again = tiny_train(mixed.folder.parent, run="mixed", trainer__total_timesteps=256)
+    assert again.folder.name == "mixed-2"
+    assert f"{mixed.folder} exists and is left alone; this run is mixed-2." in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in mixed.folder.rglob("*")} == before
+
+
+def test_a_run_without_a_name_is_called_after_its_world_and_time(tmp_path):
+    one, other = (tiny_train(tmp_path, trainer__total_timesteps=256) for _ in range(2))
+    assert one.folder.name.startswith("recall-20")
+    assert one.folder != other.folder
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"world__truncate": True},
+        {"world__delay": 0, "world__cues": 2},
+        {"memory__clear_on": "never"},
+        {"memory__clear_on": "trial"},
+        {"policy__memory_init": "original"},
+        {"policy__num_layers": 3, "policy__name": "auto"},
+        {"trainer__bptt_horizon": 1, "trainer__ppo__norm_adv": False},
+        {"trainer__ppo__clip_vloss": True, "trainer__optimizer__learning_rate_end": None},
+        {"world__agents": 1, "trainer__batch_size": 64, "trainer__total_timesteps": 128},
+    ],
+    ids=str,
+)
+def test_every_kind_of_run_replays_what_it_lived(tmp_path, keys):
+    run = tiny_train(tmp_path, **{"trainer__total_timesteps": 512, **keys})
+    lines = metrics_of(run.folder)
+    assert run.finished
+    assert len(lines) == 3
+    assert all(line["memory/replay_error"] <= 1e-5 for line in lines)
+    assert 0 <= lines[-1]["eval/return_mean"] <= 1
+
+
+def test_a_broken_run_still_saves_what_it_had(tmp_path, capsys):
+    words = [f"{key}={value}" for key, value in {**TINY, "run": "broken", "runs_dir": tmp_path}.items()]
+    # With a bonus this large the loss overflows in the first update.
+    assert main(["train", *words, "trainer.ppo.ent_coef=3e38", "trainer.ppo.vf_coef=3e38"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("holdfast: The gradient is not finite in update 0")
+    assert said.count("\n") == 1
+    assert all(leaf.isfinite().all() for leaf in weights_in(tmp_path / "broken").values())
+
+
+def words_of(keys):
+    return [f"{key}={value}" for key, value in keys.items()]
+
+
+def test_the_seeds_command_trains(tmp_path):
+    asked = [
+        "py_agent=fast",
+        "run=test_fast",
+        "trainer.total_timesteps=5000",
+        "trainer.num_workers=2",
+        "wandb=off",
+    ]
+    quick = ["trainer.eval_episodes=100", f"runs_dir={tmp_path}"]
+    told = subprocess.run(
+        [sys.executable, "-W", "error", ROOT / "tools" / "train.py", *asked, *quick],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert told.returncode == 0, told.stderr
+    assert told.stderr == ""
+    assert "trainer.num_workers=2: recall is an embedded world and runs in this process" in told.stdout
+    assert told.stdout.splitlines()[-1] == f"results {tmp_path}/test_fast"
+    folder = tmp_path / "test_fast"
+    assert [line["global_step"] for line in metrics_of(folder)] == [4096, 8192, 8192]
+    assert all(line["memory/replay_error"] <= 1e-5 for line in metrics_of(folder))
+    assert f"command: holdfast train {' '.join(asked)}" in (folder / "command.txt").read_text()
+    config = Config.model_validate_json((folder / "config.json").read_text())
+    assert (config.run, config.policy.name, config.trainer.num_workers) == ("test_fast", "fast", 2)
+    policy = holdfast.make_policy("fast", holdfast.make_world("recall", agents=1))
+    load_weights(policy, folder / "checkpoints" / "latest" / "model.safetensors")
+
+
+def test_the_seeds_command_is_executable():
+    tool = ROOT / "tools" / "train.py"
+    assert os.access(tool, os.X_OK)
+    assert tool.read_text().startswith("#!/usr/bin/env python")
+
+
+def wait_for_lines(path, count, process):
+    for _ in range(600):
+        if path.exists() and len(path.read_text().splitlines()) >= count:
+            return
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.1)
+    raise AssertionError(f"{path} never got {count} lines")
+
+
+def test_an_interrupted_run_ends_in_order_with_what_it_learnt(tmp_path):
+    keys = {**TINY, "trainer.total_timesteps": "1e9", "run": "long", "runs_dir": tmp_path}
+    process = subprocess.Popen(
+        [sys.executable, ROOT / "tools" / "train.py", *words_of(keys)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        start_new_session=True,
+    )
+    folder = tmp_path / "long"
+    try:
+        wait_for_lines(folder / "metrics.jsonl", 2, process)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 1
+    assert err == ""
+    assert "stopped; what was learnt until the last whole iteration is saved." in out
+    assert f"results {folder}" in out
+    lines = metrics_of(folder)
+    assert (folder / "checkpoints" / "latest").resolve().name == f"{len(lines):06d}"
+    assert lines[-1]["iteration"] == len(lines)
+    config = Config.model_validate_json((folder / "config.json").read_text())
+    world = build_world(config, torch.device("cpu"), agents=1, seed=0)
+    policy = build_policy(config, world, torch.device("cpu"))
+    untrained = {key: leaf.clone() for key, leaf in policy.state_dict().items()}
+    load_weights(policy, folder / "checkpoints" / "latest" / "model.safetensors")
+    assert not same_weights(untrained, policy.state_dict())
