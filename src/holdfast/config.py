@@ -1,11 +1,19 @@
 """Every knob in one frozen tree, checked when it is born; the same keys on the command line and in Python."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from holdfast.errors import ConfigError
 
@@ -31,22 +39,22 @@ def _delay(value: Any) -> Any:
     return _whole_number(value)
 
 
+def _in_order(value: int | tuple[int, int]) -> int | tuple[int, int]:
+    low, high = (value, value) if isinstance(value, int) else value
+    if not 0 <= low <= high:
+        raise ValueError("give a number from 0 on, or a range such as 4..24")
+    return value
+
+
 def _optional(value: Any) -> Any:
     return None if isinstance(value, str) and value.lower() in ("none", "null") else value
-
-
-def _require_multiple(name: str, value: int, of: str, unit: int) -> None:
-    if value % unit:
-        low = value // unit * unit
-        tries = " or ".join(str(size) for size in (low, low + unit) if size > 0)
-        raise ValueError(f"trainer.{name}={value} is not a multiple of trainer.{of}={unit}; try {tries}.")
 
 
 Count = Annotated[int, BeforeValidator(_whole_number)]
 
 
 class _Knobs(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
 
 
 class RecallWorld(_Knobs):
@@ -54,7 +62,7 @@ class RecallWorld(_Knobs):
 
     name: Literal["recall"] = Field(default="recall", description="which world")
     agents: Count = Field(default=64, ge=1, description="agents that live in parallel")
-    delay: Annotated[int | tuple[int, int], BeforeValidator(_delay)] = Field(
+    delay: Annotated[int | tuple[int, int], BeforeValidator(_delay), AfterValidator(_in_order)] = Field(
         default=8, description="empty steps between cue and query; 4..24 draws one each episode"
     )
     cues: Count = Field(default=4, ge=2, le=100, description="how many cues there are to tell apart")
@@ -129,12 +137,6 @@ class Trainer(_Knobs):
     optimizer: Optimizer = Optimizer()
     ppo: PPO = PPO()
 
-    @model_validator(mode="after")
-    def _sizes_fit(self) -> "Trainer":
-        _require_multiple("minibatch_size", self.minibatch_size, "bptt_horizon", self.bptt_horizon)
-        _require_multiple("batch_size", self.batch_size, "minibatch_size", self.minibatch_size)
-        return self
-
 
 class Config(_Knobs):
     """A run: everything that decides what happens."""
@@ -145,7 +147,7 @@ class Config(_Knobs):
         description="the run's name; none: made from world and time",
     )
     runs_dir: str = Field(default="runs", description="where runs are kept")
-    seed: Count = Field(default=0, ge=0, description="decides every random number of the run")
+    seed: Count = Field(default=0, ge=0, lt=2**63, description="decides every random number of the run")
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="where to compute")
     threads: Count = Field(
         default=1, ge=0, description="CPU threads of torch, 0 for its own choice; small networks want 1"
@@ -157,19 +159,39 @@ class Config(_Knobs):
     trainer: Trainer = Trainer()
 
     @model_validator(mode="after")
-    def _every_step_is_used(self) -> "Config":
-        rows = self.world.agents * self.trainer.bptt_horizon
-        if self.trainer.batch_size % rows:
-            whole = math.lcm(rows, self.trainer.minibatch_size)
-            below = self.trainer.batch_size // whole * whole
+    def _sizes_fit(self) -> "Config":
+        """Demand whole segments in a minibatch, whole minibatches in a batch, and every step trained on."""
+        t, rows = self.trainer, self.world.agents * self.trainer.bptt_horizon
+        if t.minibatch_size % t.bptt_horizon:
+            raise ValueError(
+                f"trainer.minibatch_size={t.minibatch_size} is not a multiple of "
+                f"trainer.bptt_horizon={t.bptt_horizon}; try {_join(self._fitting_minibatches())}."
+            )
+        whole = math.lcm(rows, t.minibatch_size)
+        if t.batch_size % whole:
+            wrong = (
+                f"trainer.minibatch_size={t.minibatch_size}"
+                if t.batch_size % t.minibatch_size
+                else f"world.agents * trainer.bptt_horizon = {self.world.agents} * {t.bptt_horizon} = {rows}"
+            )
+            below = t.batch_size // whole * whole
             sizes = [size for size in (below, below + whole, below + 2 * whole) if size > 0]
             raise ValueError(
-                f"trainer.batch_size={self.trainer.batch_size} is not a multiple of "
-                f"world.agents * trainer.bptt_horizon = {self.world.agents} * "
-                f"{self.trainer.bptt_horizon} = {rows}, so some steps would never be trained on; "
-                f"try trainer.batch_size={' or '.join(map(str, sizes))}."
+                f"trainer.batch_size={t.batch_size} is not a multiple of {wrong}, so some steps would "
+                f"never be trained on; try trainer.batch_size={_join(sizes)}."
             )
         return self
+
+    def _fitting_minibatches(self) -> list[int]:
+        """Find the nearest sizes on both sides that hold whole segments and divide the batch."""
+        t = self.trainer
+        fit = [
+            size
+            for size in range(t.bptt_horizon, t.batch_size + 1, t.bptt_horizon)
+            if t.batch_size % size == 0
+        ]
+        below = [size for size in fit if size < t.minibatch_size][-1:]
+        return below + [size for size in fit if size > t.minibatch_size][:1] or [t.bptt_horizon]
 
     @property
     def rollout_length(self) -> int:
@@ -198,11 +220,10 @@ def change(config: Config, overrides: Mapping[str, Any]) -> Config:
     """Return a config that differs in the given dotted keys; a misspelt key or a bad value is told."""
     known = keys_of()
     tree = config.model_dump()
-    for key, value in overrides.items():
+    for word, given in overrides.items():
+        key, value = _canonical(word, given)
         if key not in known:
-            near = get_close_matches(key, known, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]}?" if near else "`holdfast train --help` lists all keys."
-            raise ConfigError(f"There is no key {key!r}; {hint}")
+            raise ConfigError(f"There is no key {key!r}; {_hint(key, known)}")
         branch = tree
         *path, leaf = key.split(".")
         for part in path:
@@ -214,13 +235,46 @@ def change(config: Config, overrides: Mapping[str, Any]) -> Config:
         raise ConfigError(_first_error(error)) from None
 
 
+def read_config(text: str) -> Config:
+    """Read a config back from the JSON of a run's folder."""
+    try:
+        return Config.model_validate_json(text)
+    except ValidationError as error:
+        raise ConfigError(f"this is not a config of this version: {_first_error(error)}") from None
+
+
+def _canonical(key: str, value: Any) -> tuple[str, Any]:
+    """Translate the short words and those of the seeds: `world=X` means `world.name=X`."""
+    if key in ("world", "policy"):
+        return f"{key}.name", value
+    if key == "py_agent":
+        return "policy.name", str(value).removesuffix(".py")
+    if key == "agent":
+        raise ConfigError(
+            f"agent={value} asks for a component graph, which this version does not build; "
+            f"py_agent={value} is the policy as a class."
+        )
+    return key, value
+
+
+def _hint(key: str, known: Iterable[str]) -> str:
+    leaf = key.rpartition(".")[2]
+    near = [name for name in known if name.rpartition(".")[2] == leaf]
+    near = near or get_close_matches(key, known, n=1, cutoff=0.5)
+    return f"did you mean {_join(near)}?" if near else "`holdfast train --help` lists all keys."
+
+
+def _join(things: Iterable[Any]) -> str:
+    return " or ".join(map(str, things))
+
+
 def _first_error(error: ValidationError) -> str:
     """Tell the first of pydantic's complaints in one line of ours."""
     first = error.errors()[0]
     message = first["msg"].removeprefix("Value error, ")
-    message = message[0].lower() + message[1:] if not message.startswith("trainer") else message
+    message = message[0].lower() + message[1:]
     key = ".".join(str(part) for part in first["loc"] if not _is_branch_of_union(part))
-    if first["type"] == "value_error" and (not key or key == "trainer"):
+    if not key:
         return message
     return f"{key}={first['input']}: {message.rstrip('.')}."
 

@@ -31,7 +31,7 @@ class Run:
     checkpoint: Path
     policy: LSTMWrapper
     metrics: dict[str, int | float]
-    """The last line of `metrics.jsonl`."""
+    """What the last iteration and the final evaluation measured."""
     finished: bool
     """False if somebody stopped it."""
 
@@ -45,10 +45,12 @@ def train(recipe: str = DEFAULT, overrides: Mapping[str, Any] | None = None, *, 
         torch.set_num_threads(config.threads)
     world = build_world(config, device, agents=config.world.agents, seed=config.seed)
     policy = build_policy(config, world, device)
-    folder = create_folder(config, config.run or _name(config), command or f"holdfast.train({recipe!r})")
+    command = command or f"holdfast.train({recipe!r}, {dict(overrides or {})!r})"
+    folder = create_folder(config, config.run or _name(config), command)
     console = RunConsole(config.iterations * config.trainer.batch_size)
     _announce(console, base, config, folder)
-    metrics: dict[str, int | float] = {"iteration": 0}
+    metrics: dict[str, int | float] = {"iteration": 0, "global_step": 0}
+    finished = False
     try:
         with closing(MetricsFile(folder.metrics)) as file, console, listening_for_stop() as stop:
             for metrics in iterations(config, world, policy):
@@ -57,11 +59,12 @@ def train(recipe: str = DEFAULT, overrides: Mapping[str, Any] | None = None, *, 
                 if stop:
                     break
             else:
-                metrics |= final_evaluation(config, policy, device)
-                file.write(metrics)
+                scores = final_evaluation(config, policy, device)
+                file.write({key: metrics[key] for key in ("iteration", "global_step")} | scores)
+                metrics, finished = metrics | scores, True
     finally:
         checkpoint = folder.save(policy, config, int(metrics["iteration"]))
-    return Run(folder.path, checkpoint, policy, metrics, finished=not stop)
+    return Run(folder.path, checkpoint, policy, metrics, finished)
 
 
 def iterations(config: Config, world: World, policy: LSTMWrapper) -> Iterator[dict[str, int | float]]:

@@ -5,11 +5,15 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 
 from holdfast import __version__
+from holdfast.cli.check import run_check
+from holdfast.cli.train import run_train
 from holdfast.errors import ConfigError, HoldfastError
 
 __all__ = ["main"]
 
 GOOD, NOT_GOOD, WRONG_CALL = 0, 1, 2
+
+VERBS = {"train": run_train, "check": run_check}
 
 HELP = """usage: holdfast VERB ...
 
@@ -44,15 +48,8 @@ def _dispatch(words: list[str]) -> int:
     if words[0] == "--version":
         print(f"holdfast {__version__}")
         return GOOD
-    # Each verb is imported when it is asked for: `holdfast --help` need not wait for torch.
-    if words[0] == "train":
-        from holdfast.cli.train import run_train
-
-        return run_train(words[1:])
-    if words[0] == "check":
-        from holdfast.cli.check import run_check
-
-        return run_check(words[1:])
-    near = get_close_matches(words[0], ["train", "check"], n=1)
+    if words[0] in VERBS:
+        return VERBS[words[0]](words[1:])
+    near = get_close_matches(words[0], VERBS, n=1)
     hint = f"did you mean {near[0]}?" if near else "there are train and check; see holdfast --help."
     raise ConfigError(f"There is no verb {words[0]!r}; {hint}")

@@ -12,13 +12,12 @@ from rich.table import Table
 
 from holdfast.check.laws import LAWS, measure
 from holdfast.check.results import Law, Laws
-from holdfast.config import Config
+from holdfast.config import Config, read_config
 from holdfast.errors import ConfigError
 from holdfast.keep import load_weights
 from holdfast.policies import LSTMWrapper, make_policy
 from holdfast.train import build_policy, build_world
 from holdfast.worlds import World, make_world
-
 
 NOT_YET = ("component", "world", "trainer")
 
@@ -59,7 +58,7 @@ def _find(target: str) -> tuple[LSTMWrapper, World]:
     """Build the policy a target names, and the world it is for."""
     if (Path(target) / "config.json").exists():
         folder = Path(target)
-        config = Config.model_validate_json((folder / "config.json").read_text())
+        config = _read(folder / "config.json")
         world = build_world(config, torch.device("cpu"), agents=1, seed=0)
         policy = build_policy(config, world, torch.device("cpu"))
         weights = folder / "checkpoints" / "latest" / "model.safetensors"
@@ -74,6 +73,13 @@ def _find(target: str) -> tuple[LSTMWrapper, World]:
         raise ConfigError(f"{target} is a folder without config.json, so it is no run.")
     world = make_world("recall", agents=1)
     return make_policy(target, world, seed=0), world
+
+
+def _read(file: Path) -> Config:
+    try:
+        return read_config(file.read_text())
+    except (OSError, UnicodeDecodeError, ConfigError) as error:
+        raise ConfigError(f"{file}: {error}") from None
 
 
 def _print(console: Console, laws: Laws) -> None:

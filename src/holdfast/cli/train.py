@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from holdfast.cli.keys import parse_words
 from holdfast.config import keys_of
@@ -26,23 +26,29 @@ def run_train(words: Sequence[str]) -> int:
 
 
 def _print_result(run: Run) -> None:
-    out = Console(highlight=False, soft_wrap=True)
+    out = Console(highlight=False, soft_wrap=True, markup=False)
     if run.finished:
         intact, cleared = run.metrics["eval/return_mean"], run.metrics["eval/return_mean_memory_cleared"]
         out.print(f"greedy return {intact:.3f} · with its memory cleared every step {cleared:.3f}")
     else:
         out.print("stopped; what was learnt until the last whole iteration is saved.")
     out.print(f"weights {run.checkpoint}/model.safetensors")
-    out.print(f"results {run.folder}", markup=False)
+    out.print(f"results {run.folder}")
 
 
 def _print_help() -> None:
-    out = Console(highlight=False)
-    out.print("usage: holdfast train [RECIPE] key=value ...\n", markup=False)
+    out = Console(highlight=False, markup=False)
+    out.print("usage: holdfast train [RECIPE] key=value ...\n")
     out.print(f"Recipes: {', '.join(RECIPES)} (default: {DEFAULT}). Whole numbers may be 1e6 or 5_000.")
     out.print("py_agent=NAME is another word for policy=NAME, world=NAME means world.name=NAME.\n")
     recipe = find_recipe(DEFAULT)
-    table = Table("key", f"in {DEFAULT}", "meaning", box=None, padding=(0, 2, 0, 0))
+    table = Table(
+        Column("key", no_wrap=True),
+        Column(f"in {DEFAULT}", overflow="fold"),
+        "meaning",
+        box=None,
+        padding=(0, 2, 0, 0),
+    )
     for key, field in keys_of().items():
         table.add_row(key, str(lookup(recipe, key)), field.description)
     out.print(table)

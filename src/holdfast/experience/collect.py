@@ -6,7 +6,9 @@ from typing import cast
 import torch
 from tensordict import TensorDict
 
+from holdfast.errors import ContractError
 from holdfast.experience.segments import Segments
+from holdfast.experience.worth import shift_in, worth_before
 from holdfast.policies import LSTMWrapper
 from holdfast.shapes import Bool, Float, Shaped, Tensor
 from holdfast.worlds import Step, World, draws
@@ -113,6 +115,10 @@ class Collector:
             self._steps = self._room_for(lived) if self._steps is None else self._steps
             self._steps[:, t] = lived
         assert self._steps is not None, "a rollout has at least one step"
+        if self.world.spec.truncates == "never" and bool(self._steps["truncateds"].any()):
+            raise ContractError(
+                "The world declares truncates='never', but set truncated; declare 'always' and give last_obs."
+            )
         entry = cast("TensorDict", torch.stack(entries, dim=1))
         return self._cut(self._steps, entry, version)
 
@@ -142,11 +148,28 @@ class Collector:
 
     def _last_values(self, step: Step) -> Tensor:
         """Value the last observations of truncated episodes, with the state before clearing."""
-        if self.world.spec.truncates == "never" or step.last_obs is None:
+        if self.world.spec.truncates == "never":
             return torch.zeros_like(step.reward)
+        if step.last_obs is None:
+            raise ContractError(
+                f"The world says it truncates {self.world.spec.truncates}, but a step came without last_obs; "
+                "give the last observation of truncated episodes, or declare truncates='never'."
+            )
         nobody = torch.zeros_like(step.first)
         values = value_of(self.policy, self._state(), step.last_obs, nobody, nobody)
         return torch.where(step.truncated, values, 0.0)
+
+    def _worth(self, steps: TensorDict, after: TensorDict) -> Tensor:
+        """Say what each step of the rollout is worth to the one before it."""
+        ended = {key: shift_in(steps[key], after[key]) for key in ("dones", "truncateds")}
+        last_values = shift_in(steps["last_values"], after["last_values"])
+        return worth_before(
+            steps["values"],
+            steps["valid"],
+            ended["dones"] | ended["truncateds"],
+            torch.where(ended["dones"], 0.0, last_values),
+            after["values"],
+        )
 
     def _cut(self, steps: TensorDict, entry: TensorDict, version: int) -> Segments:
         """Cut `[A, length]` steps into rows `[A * length / horizon, horizon]` with their tails."""
@@ -164,5 +187,6 @@ class Collector:
         )
         rows = steps.unflatten(1, (-1, self.horizon))
         later = rows[:, 1:, 0].select(*TAIL_KEYS)
+        later["values"] = self._worth(steps, after).unflatten(1, (-1, self.horizon))[:, 1:, 0]
         tail = torch.cat([later, after[:, None]], dim=1)
         return Segments(rows.flatten(0, 1), entry.flatten(0, 1), tail.flatten(0, 1), version)

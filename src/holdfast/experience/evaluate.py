@@ -7,6 +7,7 @@ from typing import Literal
 
 import torch
 
+from holdfast.errors import ContractError
 from holdfast.experience.collect import as_batch
 from holdfast.policies import LSTMWrapper
 from holdfast.shapes import Float, Tensor
@@ -30,12 +31,18 @@ class Evaluation:
 
 @torch.no_grad()
 def evaluate(
-    policy: LSTMWrapper, world: World, *, episodes: int, memory: MemoryMode = "intact"
+    policy: LSTMWrapper,
+    world: World,
+    *,
+    episodes: int,
+    memory: MemoryMode = "intact",
+    patience: int = 100_000,
 ) -> Evaluation:
     """Play greedily until every agent finished its share of the episodes.
 
-    Every agent counts the same number of episodes, so short ones do not crowd out long ones. The
-    policy is copied; `cleared` empties its memory before every step.
+    Agents count equally many episodes (to within one), so short ones do not crowd out long ones.
+    The policy is copied; `cleared` empties its memory before every step. An agent that finishes no
+    episode within `patience` steps is an error.
     """
     share = math.ceil(episodes / world.agents)
     step = world.reset()
@@ -46,11 +53,11 @@ def evaluate(
     finished = torch.zeros_like(step.reward, dtype=torch.long)
     returns = step.reward.new_zeros(world.agents, share + 1)
     idle = torch.zeros_like(step.reward)
+    since = torch.zeros_like(finished)
     while int(finished.min()) < share:
-        td = as_batch(step, 0, idle)
         if memory == "cleared":
-            td["first"] = torch.ones_like(step.first)
-        actions = player(td)["full_log_probs"].argmax(-1)
+            player.reset_memory()
+        actions = player(as_batch(step, 0, idle))["full_log_probs"].argmax(-1)
         step = world.step(actions)
         total += step.reward
         ended = step.terminated | step.truncated
@@ -58,4 +65,10 @@ def evaluate(
         returns.scatter_(1, slot, torch.where(ended, total, returns.gather(1, slot)[:, 0])[:, None])
         finished += ended
         total = torch.where(ended, 0.0, total)
-    return Evaluation(returns[:, :share].flatten()[:episodes], memory)
+        since = torch.where(ended, 0, since + 1)
+        if int(since.max()) > patience:
+            raise ContractError(
+                f"Agent {int(since.argmax())} finished no episode within {patience} steps; evaluation needs "
+                "episodes that end."
+            )
+    return Evaluation(returns[:, :share].T.flatten()[:episodes], memory)

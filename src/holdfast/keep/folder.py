@@ -33,6 +33,10 @@ class RunFolder:
         """Write weights and config as a checkpoint; `latest` moves only to a whole one."""
         checkpoints = self.path / "checkpoints"
         final, temporary = checkpoints / f"{iteration:06d}", checkpoints / f".{iteration:06d}.part"
+        number = 1
+        while final.exists():
+            number += 1
+            final = checkpoints / f"{iteration:06d}-{number}"
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         weights = {key: tensor.contiguous().cpu() for key, tensor in policy.state_dict().items()}
@@ -41,7 +45,6 @@ class RunFolder:
         for file in temporary.iterdir():
             with file.open("rb") as written:
                 os.fsync(written.fileno())
-        shutil.rmtree(final, ignore_errors=True)
         temporary.rename(final)
         pointer = checkpoints / ".latest.part"
         pointer.unlink(missing_ok=True)

@@ -2,26 +2,8 @@
 
 import torch
 
+from holdfast.experience.worth import scan_back, shift_in, worth_before
 from holdfast.shapes import Bool, Float, Tensor
-
-
-def scan_back(
-    add: Float[Tensor, "B T"], keep: Float[Tensor, "B T"], end: Float[Tensor, " B"]
-) -> Float[Tensor, "B T"]:
-    """Solve y[t] = add[t] + keep[t] y[t+1] with y[T] = end, by doubling: log2(T) steps, no loop over T."""
-    add, keep = torch.cat([add, end[:, None]], dim=1), torch.cat([keep, 0 * end[:, None]], dim=1)
-    reach = 1
-    while reach < add.shape[1]:
-        ahead_add = torch.nn.functional.pad(add[:, reach:], (0, reach))
-        ahead_keep = torch.nn.functional.pad(keep[:, reach:], (0, reach))
-        add, keep = add + keep * ahead_add, keep * ahead_keep
-        reach *= 2
-    return add[:, :-1]
-
-
-def shift_in(x: Tensor, tail: Tensor) -> Tensor:
-    """Let step t see what came with step t+1; the last one sees its tail."""
-    return torch.cat([x[:, 1:], tail[:, None]], dim=1)
 
 
 def gae(
@@ -45,10 +27,8 @@ def gae(
     the last. Steps nobody acted in are stepped over: they weigh nothing and delay nothing.
     """
     ended = next_terminated | next_truncated
-    cut_value = torch.where(next_truncated & ~next_terminated, next_last_values, 0.0)
-    # What step t is worth to the one before it: its value, or if nobody acted, what comes after.
-    stand_in = torch.where(valid, values, torch.where(ended, cut_value, 0.0))
-    worth = scan_back(stand_in, (~valid & ~ended).to(values.dtype), end_values)
+    cut_value = torch.where(next_terminated, 0.0, next_last_values)
+    worth = worth_before(values, valid, ended, cut_value, end_values)
     next_worth = torch.where(ended, cut_value, shift_in(worth, end_values))
     delta = torch.where(valid, next_rewards + gamma * next_worth - values, 0.0)
     keep = torch.where(valid, torch.full_like(values, gamma * lam), 1.0) * ~ended

@@ -58,9 +58,10 @@ def clip_fraction(
 def explained_variance(
     value: Float[Tensor, "B T"], returns: Float[Tensor, "B T"], valid: Bool[Tensor, "B T"]
 ) -> Float[Tensor, ""]:
-    """1 - var(R - v) / var(R): 1 is perfect, 0 no better than a constant."""
+    """1 - var(R - v) / var(R): 1 is perfect, 0 no better than a constant, or nothing to explain."""
 
     def variance(x: Tensor) -> Tensor:
         return mean_over((x - mean_over(x, valid)).square(), valid)
 
-    return 1 - variance(returns - value) / variance(returns).clamp(min=1e-8)
+    total = variance(returns)
+    return torch.where(total > 1e-8, 1 - variance(returns - value) / total.clamp(min=1e-8), 0.0)

@@ -1,6 +1,7 @@
 """The agent thinks: the template that minds the memory, encoders, heads, and the policies made of them."""
 
 import importlib
+import inspect
 from collections.abc import Callable
 from difflib import get_close_matches
 from typing import Any
@@ -42,12 +43,17 @@ def find_policy(name: str) -> Callable[..., LSTMWrapper]:
             f"There is no policy {name!r}; {meant} Your own class goes by package.module:Class."
         )
     module_name, _, class_name = name.partition(":")
+    if not all(part.isidentifier() for part in [*module_name.split("."), class_name]):
+        raise ConfigError(f"policy={name}: write package.module:Class.")
     try:
-        found = getattr(importlib.import_module(module_name), class_name)
+        module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise ConfigError(f"policy={name}: {error}; is it on the Python path?") from error
-    except AttributeError as error:
-        raise ConfigError(f"policy={name}: {module_name} has no class {class_name}.") from error
+    found = vars(module).get(class_name)
+    if found is None:
+        raise ConfigError(f"policy={name}: {module_name} has no class {class_name}.")
     if not (isinstance(found, type) and issubclass(found, LSTMWrapper)):
         raise ConfigError(f"policy={name}: {class_name} is not a subclass of holdfast.LSTMWrapper.")
+    if inspect.isabstract(found) or found.forward is LSTMWrapper.forward:
+        raise ConfigError(f"policy={name}: {class_name} is a base to build on; give a class of your own.")
     return found

@@ -1,8 +1,9 @@
 """`RecurrentPolicy`: write `encode` and `decode`; everything about memory is done here, once."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import nullcontext
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -23,6 +24,10 @@ class Thoughts(NamedTuple):
 class RecurrentPolicy(LSTMWrapper, ABC):
     """A policy that remembers: observation -> `encode` -> memory -> `decode` -> actions and value."""
 
+    def __init__(self, *sizes: Any, **memory: Any) -> None:
+        super().__init__(*sizes, **memory)
+        self._compiled: dict[str, Callable[..., Any]] = {}
+
     @abstractmethod
     def encode(self, obs: Shaped[Tensor, "N ..."]) -> Float[Tensor, "N D"]:
         """Turn observations into what the memory reads, each on its own."""
@@ -33,8 +38,13 @@ class RecurrentPolicy(LSTMWrapper, ABC):
 
     def compile_parts(self, backend: str = "inductor") -> None:
         """Compile `encode` and `decode`; the recurrent call stays with its own kernel."""
-        self.encode = torch.compile(self.encode, backend=backend, dynamic=True)
-        self.decode = torch.compile(self.decode, backend=backend, dynamic=True)
+        # Unbound, so that a copy of this policy thinks with its own weights.
+        for name in ("encode", "decode"):
+            self._compiled[name] = torch.compile(getattr(type(self), name), backend=backend, dynamic=True)
+
+    def _think(self, part: str, x: Tensor) -> Any:
+        compiled = self._compiled.get(part)
+        return getattr(self, part)(x) if compiled is None else compiled(self, x)
 
     def unroll(
         self,
@@ -49,9 +59,12 @@ class RecurrentPolicy(LSTMWrapper, ABC):
         before it reads. The returned state has no graph.
         """
         batch = first.shape
-        x = self.encode(obs.flatten(0, len(batch) - 1)).unflatten(0, batch)
+        if valid is not None and obs.is_floating_point():
+            # What nobody acts on may be anything, NaN too; it must not reach a gradient.
+            obs = torch.where(valid.reshape(*batch, *[1] * (obs.dim() - len(batch))), obs, 0.0)
+        x = self._think("encode", obs.flatten(0, len(batch) - 1)).unflatten(0, batch)
         y, state = self.lstm.cell(x, state, first, valid)
-        thoughts = self.decode(y.flatten(0, len(batch) - 1))
+        thoughts = self._think("decode", y.flatten(0, len(batch) - 1))
         return Thoughts(*(part.unflatten(0, batch) for part in thoughts)), state
 
     @final

@@ -5,7 +5,8 @@ from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
+from rich.text import Text
 
 from holdfast.config import Config, keys_of
 from holdfast.report.metrics import REPLAY_ALARM
@@ -77,11 +78,12 @@ def _summary(metrics: dict[str, int | float]) -> str:
 
 def difference(recipe: Config, config: Config) -> Table | None:
     """Tabulate which keys differ from the recipe, if any."""
-    table = Table("key", "recipe", "this run", box=None, padding=(0, 2, 0, 0))
+    columns = [Column(name, overflow="fold") for name in ("key", "recipe", "this run")]
+    table = Table(*columns, box=None, padding=(0, 2, 0, 0))
     for key in keys_of():
         old, new = lookup(recipe, key), lookup(config, key)
         if old != new:
-            table.add_row(key, str(old), str(new))
+            table.add_row(key, Text(str(old)), Text(str(new)))
     return table if table.row_count else None
 
 

@@ -11,7 +11,6 @@ from holdfast.shapes import Float, Int, Tensor
 STREAM_WORLD = 1
 STREAM_ACTION = 2
 STREAM_MINIBATCH = 3
-STREAM_EVALUATION = 4
 
 _MULTIPLIER_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
 _MULTIPLIER_2 = 0x94D049BB133111EB - (1 << 64)
@@ -40,9 +39,9 @@ def bits(
     seed: int, stream: int, agent: Int[Tensor, "..."], step: int | Int[Tensor, "..."]
 ) -> Int[Tensor, "..."]:
     """Draw 64 random bits for each agent, the same ones for the same (seed, stream, agent, step)."""
-    x = _mix(agent * _GOLDEN + _as_signed(seed))
+    x = _mix(agent.long() * _GOLDEN + _as_signed(seed))
     x = _mix(x + _as_signed(stream * _GOLDEN))
-    return _mix(x + (_as_signed(step * _GOLDEN) if isinstance(step, int) else step * _GOLDEN))
+    return _mix(x + (_as_signed(step * _GOLDEN) if isinstance(step, int) else step.long() * _GOLDEN))
 
 
 def uniform(

@@ -2,7 +2,7 @@
 
 import torch
 
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, ContractError
 from holdfast.shapes import Bool, Int, Tensor, UInt8
 from holdfast.worlds import draws, tokens
 from holdfast.worlds.step import Feature, Step, WorldSpec, check_actions
@@ -59,7 +59,7 @@ class Recall:
             [[CUE_PLACE, 1 + cue, CUE_SIZE] for cue in range(cues)], device=device
         ).to(torch.uint8)
         self._query_token = torch.tensor([tokens.GLOBAL, 0, 1], device=device).to(torch.uint8)
-        self._clock = 0
+        self._clock = -1
 
     def reset(self) -> Step:
         """Start every agent's first episode."""
@@ -72,6 +72,8 @@ class Recall:
 
     def step(self, actions: Int[Tensor, " A"]) -> Step:
         """Judge the actions of those who were asked, and start their next episode."""
+        if self._clock < 0:
+            raise ContractError("Call reset() before the first step().")
         check_actions(actions, self.agents, self.cues)
         self._clock += 1
         ended = self._to_query == 0

@@ -75,9 +75,14 @@ class World(Protocol):
 
 
 def check_actions(actions: Tensor, agents: int, num_actions: int) -> None:
-    """Refuse actions of the wrong shape or type before they reach a world's arithmetic."""
+    """Refuse actions of the wrong shape, type or (where looking costs nothing: on the CPU) size."""
     if actions.shape != (agents,) or actions.is_floating_point():
         raise ContractError(
             f"actions are {tuple(actions.shape)} {actions.dtype}; this world has {agents} agents "
             f"and wants {agents} whole numbers below {num_actions}."
+        )
+    if actions.device.type == "cpu" and bool(((actions < 0) | (actions >= num_actions)).any()):
+        bad = ((actions < 0) | (actions >= num_actions)).nonzero()[0, 0]
+        raise ContractError(
+            f"agent {int(bad)} took action {int(actions[bad])}; there are actions 0 to {num_actions - 1}."
         )

@@ -1,0 +1,40 @@
+"""What a step is worth to the one before it, also where nobody acted in between."""
+
+import torch
+
+from holdfast.shapes import Bool, Float, Tensor
+
+
+def scan_back(
+    add: Float[Tensor, "B T"], keep: Float[Tensor, "B T"], end: Float[Tensor, " B"]
+) -> Float[Tensor, "B T"]:
+    """Solve y[t] = add[t] + keep[t] y[t+1] with y[T] = end, by doubling: log2(T) steps, no loop over T."""
+    add, keep = torch.cat([add, end[:, None]], dim=1), torch.cat([keep, 0 * end[:, None]], dim=1)
+    reach = 1
+    while reach < add.shape[1]:
+        ahead_add = torch.nn.functional.pad(add[:, reach:], (0, reach))
+        ahead_keep = torch.nn.functional.pad(keep[:, reach:], (0, reach))
+        add, keep = add + keep * ahead_add, keep * ahead_keep
+        reach *= 2
+    return add[:, :-1]
+
+
+def shift_in(x: Tensor, tail: Tensor) -> Tensor:
+    """Let step t see what came with step t+1; the last one sees its tail."""
+    return torch.cat([x[:, 1:], tail[:, None]], dim=1)
+
+
+def worth_before(
+    values: Float[Tensor, "B T"],
+    valid: Bool[Tensor, "B T"],
+    next_ended: Bool[Tensor, "B T"],
+    next_cut_value: Float[Tensor, "B T"],
+    end_values: Float[Tensor, " B"],
+) -> Float[Tensor, "B T"]:
+    """Say what each step is worth to the one before it.
+
+    That is its value; where nobody acted it is what the next step is worth, or if the episode ended
+    there, what its last observation was worth.
+    """
+    stand_in = torch.where(valid, values, torch.where(next_ended, next_cut_value, 0.0))
+    return scan_back(stand_in, (~valid & ~next_ended).to(values.dtype), end_values)
