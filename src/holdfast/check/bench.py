@@ -60,7 +60,7 @@ class Bench:
             where[:, seen] = True
             life = self.live(self.script.changed(where))
             for name, now, was in pairs(life, base):
-                found[name].append((now - was).abs())
+                found[name].append((now - was).abs().amax(-1))
         return {name: torch.stack(moved) for name, moved in found.items()}
 
     @cached_property
@@ -91,8 +91,8 @@ def set_up(policy: LSTMWrapper, spec: WorldSpec) -> Bench:
 
 
 def pairs(now: Life, was: Life) -> list[tuple[str, Tensor, Tensor]]:
-    """Set what was lived and what was replayed of two lives side by side."""
-    return [("lived", now.values, was.values), ("replayed", now.replayed_values, was.replayed_values)]
+    """Set what was lived and what was replayed of two lives side by side, `[A,N,K]`."""
+    return [("lived", now.lived, was.lived), ("replayed", now.replayed, was.replayed)]
 
 
 def segment_of(script: Script) -> TensorDict:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
 from holdfast.check.script import Script, ScriptedWorld
@@ -23,12 +23,10 @@ Flags = Literal["first", "dones", "truncateds"]
 
 @dataclass(frozen=True)
 class Life:
-    """The same steps lived in rollouts and replayed as an update would, `[A,N]` each."""
+    """The same steps lived in rollouts and replayed as an update would: value and all log-probs of each."""
 
-    values: Float[Tensor, "A N"]
-    log_probs: Float[Tensor, "A N"]
-    replayed_values: Float[Tensor, "A N"]
-    replayed_log_probs: Float[Tensor, "A N"]
+    lived: Float[Tensor, "A N K"]
+    replayed: Float[Tensor, "A N K"]
 
 
 @torch.no_grad()
@@ -37,21 +35,27 @@ def live_and_replay(
 ) -> Life:
     """Live a script through the trainer's own collector, and replay it through its own update path."""
     length = script.steps // rollouts
+    said: list[Tensor] = []
+
+    def listen(module: nn.Module, arguments: tuple[Any, ...], td: TensorDictBase) -> None:
+        if not policy.store.is_replaying:
+            said.append(_answer(td).clone())
+
     world = ScriptedWorld(spec, script)
     collector = Collector(world, policy, length=length, horizon=length // segments, seed=0)
-    parts: list[list[Tensor]] = []
+    replayed = []
+    handle = policy.register_forward_hook(listen)
     for version in range(rollouts):
-        lived = collector.rollout(version)
-        again = replay(policy, lived)
-        both = (
-            lived.steps["values"],
-            lived.steps["act_log_prob"],
-            again["values"],
-            again["act_log_prob"],
-        )
-        parts.append([leaf.reshape(script.agents, length).clone() for leaf in both])
+        again = _answer(replay(policy, collector.rollout(version)))
+        replayed.append(again.reshape(script.agents, length, -1))
+    handle.remove()
     policy.store.close()
-    return Life(*(torch.cat(pieces, dim=1) for pieces in zip(*parts, strict=True)))
+    return Life(torch.stack(said, dim=1), torch.cat(replayed, dim=1))
+
+
+def _answer(td: TensorDictBase) -> Float[Tensor, "*batch K"]:
+    """Take the value and all log-probabilities from a policy's answer."""
+    return torch.cat([td["values"][..., None], td["full_log_probs"]], dim=-1)
 
 
 def live_by_hand(
@@ -74,9 +78,7 @@ def live_by_hand(
         rows = []
         for begin, length in slices or ((0, script.agents),):
             td = _batch(script, slice(begin, begin + length), t, steps_a_call, flags)
-            td = policy(td)
-            answer = torch.cat([td["values"][..., None], td["full_log_probs"]], dim=-1)
-            rows.append(answer.reshape(length, steps_a_call, -1))
+            rows.append(_answer(policy(td)).reshape(length, steps_a_call, -1))
         outputs.append(torch.cat(rows))
     return torch.cat(outputs, dim=1)
 

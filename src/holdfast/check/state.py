@@ -35,11 +35,9 @@ def replays(bench: Bench) -> list[Measurement]:
     parts = []
     for policy, dtype in ((bench.proof, torch.float64), (bench.practice, torch.float32)):
         life = bench.live(bench.script, policy)
-        for what, then, now in (
-            ("values", life.values, life.replayed_values),
-            ("log-probs", life.log_probs, life.replayed_log_probs),
-        ):
-            parts.append(close(f"{what}, {SHORT[dtype]}", now, then, BOUND[dtype]))
+        for what, part in (("values", slice(0, 1)), ("log-probs", slice(1, None))):
+            now, was = life.replayed[..., part], life.lived[..., part]
+            parts.append(close(f"{what}, {SHORT[dtype]}", now, was, BOUND[dtype]))
     return parts
 
 
