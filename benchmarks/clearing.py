@@ -48,7 +48,7 @@ def measure() -> dict[str, float]:
             clear = torch.rand(B, T) < share
 
             def cleared(cell=cell, x=x, clear=clear, B=B):
-                cell(x, cell.initial(B), clear)[0].sum().backward()
+                cell(x, cell.initial(B), clear, torch.ones_like(clear))[0].sum().backward()
 
             found[f"B={B} starts={share:.0%}"] = seconds(cleared, repeats) / base
     return found

@@ -1,8 +1,8 @@
 """Every knob in one frozen tree, checked when it is born; the same keys on the command line and in Python."""
 
 import math
+import re
 from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, did_you_mean
 
 
 def _whole_number(value: Any) -> Any:
@@ -39,10 +39,21 @@ def _delay(value: Any) -> Any:
     return _whole_number(value)
 
 
+LONGEST_DELAY = 1_000_000
+
+
 def _in_order(value: int | tuple[int, int]) -> int | tuple[int, int]:
     low, high = (value, value) if isinstance(value, int) else value
-    if not 0 <= low <= high:
-        raise ValueError("give a number from 0 on, or a range such as 4..24")
+    if not 0 <= low <= high <= LONGEST_DELAY:
+        raise ValueError(f"give a number from 0 to {LONGEST_DELAY}, or a range such as 4..24")
+    return value
+
+
+def _plain_name(value: str | None) -> str | None:
+    if value is not None and not re.fullmatch(r"\w[\w.+-]*", value):
+        raise ValueError(
+            "a run's name is one word of letters, digits and . _ + -; set runs_dir=DIR for a place"
+        )
     return value
 
 
@@ -126,7 +137,9 @@ class Trainer(_Knobs):
     """The loop."""
 
     total_timesteps: Count = Field(default=50_000_000, ge=1, description="agent steps of the whole run")
-    batch_size: Count = Field(default=524288, ge=1, description="steps collected before each update")
+    batch_size: Count = Field(
+        default=524288, ge=1, le=2**40, description="steps collected before each update"
+    )
     minibatch_size: Count = Field(default=16384, ge=1, description="steps of one gradient step")
     bptt_horizon: Count = Field(default=64, ge=1, description="steps of a segment: how far gradients reach")
     update_epochs: Count = Field(default=1, ge=1, description="times each collected step is trained on")
@@ -141,10 +154,8 @@ class Trainer(_Knobs):
 class Config(_Knobs):
     """A run: everything that decides what happens."""
 
-    run: Annotated[str | None, BeforeValidator(_optional)] = Field(
-        default=None,
-        pattern=r"^[\w][\w.+-]*$",
-        description="the run's name; none: made from world and time",
+    run: Annotated[str | None, BeforeValidator(_optional), AfterValidator(_plain_name)] = Field(
+        default=None, description="the run's name; none: made from world and time"
     )
     runs_dir: str = Field(default="runs", description="where runs are kept")
     seed: Count = Field(default=0, ge=0, lt=2**63, description="decides every random number of the run")
@@ -162,36 +173,37 @@ class Config(_Knobs):
     def _sizes_fit(self) -> "Config":
         """Demand whole segments in a minibatch, whole minibatches in a batch, and every step trained on."""
         t, rows = self.trainer, self.world.agents * self.trainer.bptt_horizon
-        if t.minibatch_size % t.bptt_horizon:
+        if t.batch_size % rows:
+            is_what = f"world.agents * trainer.bptt_horizon = {self.world.agents} * {t.bptt_horizon} = {rows}"
+        elif t.minibatch_size % t.bptt_horizon:
             raise ValueError(
-                f"trainer.minibatch_size={t.minibatch_size} is not a multiple of "
-                f"trainer.bptt_horizon={t.bptt_horizon}; try {_join(self._fitting_minibatches())}."
+                f"trainer.minibatch_size={t.minibatch_size} is not a multiple of trainer.bptt_horizon="
+                f"{t.bptt_horizon}; try trainer.minibatch_size={_join(self._minibatches_nearby())}."
             )
-        whole = math.lcm(rows, t.minibatch_size)
-        if t.batch_size % whole:
-            wrong = (
-                f"trainer.minibatch_size={t.minibatch_size}"
-                if t.batch_size % t.minibatch_size
-                else f"world.agents * trainer.bptt_horizon = {self.world.agents} * {t.bptt_horizon} = {rows}"
-            )
-            below = t.batch_size // whole * whole
-            sizes = [size for size in (below, below + whole, below + 2 * whole) if size > 0]
-            raise ValueError(
-                f"trainer.batch_size={t.batch_size} is not a multiple of {wrong}, so some steps would "
-                f"never be trained on; try trainer.batch_size={_join(sizes)}."
-            )
-        return self
+        elif t.batch_size % t.minibatch_size:
+            is_what = f"trainer.minibatch_size={t.minibatch_size}"
+        else:
+            return self
+        minibatch = max(1, round(t.minibatch_size / t.bptt_horizon)) * t.bptt_horizon
+        whole = math.lcm(rows, minibatch)
+        below = t.batch_size // whole * whole
+        sizes = [size for size in (below, below + whole, below + 2 * whole) if size > 0]
+        also = "" if minibatch == t.minibatch_size else f" with trainer.minibatch_size={minibatch}"
+        raise ValueError(
+            f"trainer.batch_size={t.batch_size} is not a multiple of {is_what}, so some steps would never be "
+            f"trained on; try trainer.batch_size={_join(sizes)}{also}."
+        )
 
-    def _fitting_minibatches(self) -> list[int]:
+    def _minibatches_nearby(self) -> list[int]:
         """Find the nearest sizes on both sides that hold whole segments and divide the batch."""
-        t = self.trainer
-        fit = [
-            size
-            for size in range(t.bptt_horizon, t.batch_size + 1, t.bptt_horizon)
-            if t.batch_size % size == 0
+        segments = self.trainer.batch_size // self.trainer.bptt_horizon
+        want = self.trainer.minibatch_size / self.trainer.bptt_horizon
+        small = [size for size in range(1, math.isqrt(segments) + 1) if segments % size == 0]
+        fit = sorted({*small, *(segments // size for size in small)})
+        below = [size for size in fit if size < want][-1:]
+        return [
+            size * self.trainer.bptt_horizon for size in below + [size for size in fit if size > want][:1]
         ]
-        below = [size for size in fit if size < t.minibatch_size][-1:]
-        return below + [size for size in fit if size > t.minibatch_size][:1] or [t.bptt_horizon]
 
     @property
     def rollout_length(self) -> int:
@@ -259,9 +271,13 @@ def _canonical(key: str, value: Any) -> tuple[str, Any]:
 
 def _hint(key: str, known: Iterable[str]) -> str:
     leaf = key.rpartition(".")[2]
-    near = [name for name in known if name.rpartition(".")[2] == leaf]
-    near = near or get_close_matches(key, known, n=1, cutoff=0.5)
-    return f"did you mean {_join(near)}?" if near else "`holdfast train --help` lists all keys."
+    inside = [name for name in known if name.startswith(f"{key}.")]
+    if inside:
+        return f"it is a branch; its keys are {', '.join(inside[:3])} and so on."
+    same_leaf = [name for name in known if name.rpartition(".")[2] == leaf]
+    if same_leaf:
+        return f"did you mean {_join(same_leaf)}?"
+    return did_you_mean(key, known, "`holdfast train --help` lists all keys.")
 
 
 def _join(things: Iterable[Any]) -> str:

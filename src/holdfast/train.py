@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -18,7 +18,7 @@ from holdfast.learn import update
 from holdfast.policies import LSTMWrapper, RecurrentPolicy, make_policy
 from holdfast.recipes import DEFAULT, find_recipe
 from holdfast.report import MetricsFile, RunConsole, difference
-from holdfast.worlds import World, make_world
+from holdfast.worlds import World, WorldSpec, make_world
 
 EVALUATION_AGENTS = 250
 
@@ -30,6 +30,7 @@ class Run:
     folder: Path
     checkpoint: Path
     policy: LSTMWrapper
+    spec: WorldSpec
     metrics: dict[str, int | float]
     """What the last iteration and the final evaluation measured."""
     finished: bool
@@ -39,13 +40,18 @@ class Run:
 def train(recipe: str = DEFAULT, overrides: Mapping[str, Any] | None = None, *, command: str = "") -> Run:
     """Train as a recipe says, with some keys changed, and return what came of it."""
     base = find_recipe(recipe)
+    command = command or f"holdfast.train({recipe!r}, {dict(overrides or {})!r})"
     config = change(base, overrides or {})
     device = pick_device(config)
     if config.threads:
         torch.set_num_threads(config.threads)
+    with _own_randomness(config.seed, device):
+        return _run(base, config, device, command)
+
+
+def _run(base: Config, config: Config, device: torch.device, command: str) -> Run:
     world = build_world(config, device, agents=config.world.agents, seed=config.seed)
     policy = build_policy(config, world, device)
-    command = command or f"holdfast.train({recipe!r}, {dict(overrides or {})!r})"
     folder = create_folder(config, config.run or _name(config), command)
     console = RunConsole(config.iterations * config.trainer.batch_size)
     _announce(console, base, config, folder)
@@ -64,7 +70,7 @@ def train(recipe: str = DEFAULT, overrides: Mapping[str, Any] | None = None, *, 
                 metrics, finished = metrics | scores, True
     finally:
         checkpoint = folder.save(policy, config, int(metrics["iteration"]))
-    return Run(folder.path, checkpoint, policy, metrics, finished)
+    return Run(folder.path, checkpoint, policy, world.spec, metrics, finished)
 
 
 def iterations(config: Config, world: World, policy: LSTMWrapper) -> Iterator[dict[str, int | float]]:
@@ -155,6 +161,14 @@ def build_policy(config: Config, world: World, device: torch.device) -> LSTMWrap
             raise ConfigError(f"policy.compile=true needs a RecurrentPolicy; {knobs.name} is none.")
         policy.compile_parts()
     return policy
+
+
+@contextmanager
+def _own_randomness(seed: int, device: torch.device) -> Iterator[None]:
+    """Let policies that draw from torch's global generators repeat too, and leave those as they were."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
 
 
 def _anneal(start: float, end: float | None, progress: float) -> float:

@@ -22,6 +22,7 @@ ROLLOUTS = 2
 STEPS = HORIZON * SEGMENTS * ROLLOUTS
 SHARE_OF_STARTS = 0.12
 BOUND = {torch.float64: 1e-9, torch.float32: 1e-5}
+SHORT = {torch.float64: "f64", torch.float32: "f32"}
 
 Reach = dict[str, Float[Tensor, "N A N"]]
 """How much each output `[.,A,N]` moves when an observation `[N,.,.]` is changed, lived and replayed."""
@@ -38,38 +39,63 @@ class Bench:
     spec: WorldSpec
     script: Script
     unbroken: Script
-    """The same without any episode start but the first."""
+    """The same without any episode start but the first, and without trials and absences."""
+
+    @property
+    def policies(self) -> dict[torch.dtype, LSTMWrapper]:
+        """The policy by its precision."""
+        return {torch.float64: self.proof, torch.float32: self.practice}
 
     def live(self, script: Script, policy: LSTMWrapper | None = None) -> Life:
         """Live and replay a script, in float64 unless another policy is given."""
         return live_and_replay(policy or self.proof, self.spec, script, rollouts=ROLLOUTS, segments=SEGMENTS)
 
-    def by_hand(self, script: Script, steps_a_call: int = 1, flags: Flags = "first") -> Tensor:
-        """Live a script from an empty memory, by direct calls in float64."""
-        self.proof.reset_memory()
+    def by_hand(
+        self,
+        script: Script,
+        steps_a_call: int = 1,
+        flags: Flags = "first",
+        policy: LSTMWrapper | None = None,
+    ) -> Tensor:
+        """Live a script from an empty memory, by direct calls, in float64 unless another policy is given."""
+        policy = policy or self.proof
+        policy.reset_memory()
         with torch.no_grad():
-            return live_by_hand(self.proof, script, steps_a_call=steps_a_call, flags=flags)
+            return live_by_hand(policy, script, steps_a_call=steps_a_call, flags=flags)
+
+    @property
+    def clears(self) -> Bool[Tensor, "A N1"]:
+        """Where this policy's memory must be emptied."""
+        if self.proof.clear_on == "never":
+            return torch.zeros_like(self.script.first)
+        return self.script.first | self.script.trial if self.proof.clear_on == "trial" else self.script.first
 
     @cached_property
     def reach(self) -> Reach:
         """Information reach: change what everybody sees at one step, and see what moves."""
-        base = self.live(self.script)
+        # Without truncations, whose values cost a second call a step; other measurements have them.
+        script = replace(self.script, truncates=torch.zeros_like(self.script.truncates))
+        base = self.live(script)
         found: dict[str, list[Tensor]] = {"lived": [], "replayed": []}
         for seen in range(STEPS):
-            where = torch.zeros_like(self.script.first)
+            where = torch.zeros_like(script.first)
             where[:, seen] = True
-            life = self.live(self.script.changed(where))
+            life = self.live(script.changed(where))
             for name, now, was in pairs(life, base):
                 found[name].append((now - was).abs().amax(-1))
         return {name: torch.stack(moved) for name, moved in found.items()}
 
     @cached_property
     def parted(self) -> Bool[Tensor, "N A N"]:
-        """Where an episode start lies between what is seen and what is felt: `[seen, agent, felt]`."""
-        later = self.script.first[:, :STEPS].expand(STEPS, -1, -1).clone()
-        for seen in range(STEPS):
-            later[seen, :, : seen + 1] = False
-        return later.cumsum(-1) > 0
+        """Where a clear lies between what is seen and what is felt: `[seen, agent, felt]`."""
+        return _between(self.clears)
+
+    @cached_property
+    def bound_to_feel(self) -> Bool[Tensor, "N A N"]:
+        """Where what is seen must be felt: later, by somebody who acts, with no clear between."""
+        valid = self.script.valid[:, :STEPS]
+        later = torch.ones(STEPS, STEPS, dtype=torch.bool).triu(1)[:, None]
+        return later & ~self.parted & valid.T[:, :, None] & valid[None]
 
 
 def set_up(policy: LSTMWrapper, spec: WorldSpec) -> Bench:
@@ -78,16 +104,25 @@ def set_up(policy: LSTMWrapper, spec: WorldSpec) -> Bench:
     # A start on a segment's first step, on its last, and two in a row, whatever was drawn.
     script.first[0, HORIZON] = script.first[1, 2 * HORIZON - 1] = True
     script.first[2, HORIZON + 3 : HORIZON + 5] = True
-    only_once = torch.zeros_like(script.first)
+    never = torch.zeros_like(script.first)
+    only_once = never.clone()
     only_once[:, 0] = True
-    copied = copy.deepcopy(policy).cpu().eval()
+    # In training mode: that is how the trainer lives and learns.
+    copied = copy.deepcopy(policy).cpu().train()
     return Bench(
         proof=copy.deepcopy(copied).double(),
         practice=copied.float(),
         spec=spec,
         script=script,
-        unbroken=replace(script, first=only_once),
+        unbroken=replace(script, first=only_once, trial=never, valid=~never),
     )
+
+
+def _between(clears: Bool[Tensor, "A N1"]) -> Bool[Tensor, "N A N"]:
+    later = clears[:, :STEPS].expand(STEPS, -1, -1).clone()
+    for seen in range(STEPS):
+        later[seen, :, : seen + 1] = False
+    return later.cumsum(-1) > 0
 
 
 def pairs(now: Life, was: Life) -> list[tuple[str, Tensor, Tensor]]:
@@ -99,7 +134,8 @@ def segment_of(script: Script) -> TensorDict:
     """Put the script's second segment into the words that policies read."""
     when = slice(HORIZON, 2 * HORIZON)
     obs, first = script.obs[:, when], script.first[:, when]
-    batch = {"env_obs": obs, "first": first, "draws": torch.zeros(first.shape)}
+    batch = {"env_obs": obs, "first": first, "trial": script.trial[:, when], "valid": script.valid[:, when]}
+    batch["draws"] = torch.zeros(first.shape)
     return TensorDict(batch, batch_size=first.shape)
 
 

@@ -8,6 +8,7 @@ from holdfast.check.bench import (
     AGENTS,
     BOUND,
     HORIZON,
+    SHORT,
     STEPS,
     Bench,
     alive,
@@ -19,6 +20,7 @@ from holdfast.check.bench import (
 )
 from holdfast.check.probes import Flags, gradient_reach, live_by_hand
 from holdfast.check.results import Measurement
+from holdfast.policies import LSTMWrapper
 from holdfast.shapes import Tensor
 
 FELT_ACROSS = 8
@@ -47,11 +49,11 @@ def cut(bench: Bench) -> list[Measurement]:
 
 
 def carry(bench: Bench) -> list[Measurement]:
-    """What is seen before an edge is felt after it, lived and replayed, unless a start lies between."""
+    """What is seen before an edge is felt after it, lived and replayed, unless a clear lies between."""
     parts = []
     for name, reach in bench.reach.items():
-        felt = reach.masked_fill(bench.parted, torch.inf)
-        least, where = float("inf"), ""
+        felt = reach.masked_fill(~bench.bound_to_feel, torch.inf)
+        least, where = float("inf"), "nothing was bound to be felt"
         for edge in range(HORIZON, STEPS, HORIZON):
             for distance in range(1, FELT_ACROSS + 1):
                 steps = range(max(0, edge - distance), min(edge, STEPS - distance))
@@ -64,37 +66,47 @@ def carry(bench: Bench) -> list[Measurement]:
 
 
 def clear(bench: Bench) -> list[Measurement]:
-    """Nothing seen before an episode's start is felt after it, whatever flag tells of the start."""
-    parts = []
+    """Nothing seen before a clear, or by nobody, is felt after it, whatever flag tells of the start."""
+    parts, axes = [], ("seen at step", "agent", "felt at step")
+    absent = ~bench.script.valid[:, :STEPS].T[:, :, None]
     for name, reach in bench.reach.items():
-        what, axes = f"information across starts, {name}", ("seen at step", "agent", "felt at step")
-        parts.append(nothing(what, reach * bench.parted, *axes))
-        within = float((reach * ~bench.parted).max())
+        parts.append(nothing(f"information across starts, {name}", reach * bench.parted, *axes))
+        parts.append(nothing(f"information from where nobody acts, {name}", reach * absent, *axes))
+        within = float((reach * bench.bound_to_feel).max())
         parts.append(alive(f"information within episodes, {name}", within, "nothing is felt at all"))
+    if bench.proof.clear_on == "never":
+        return parts
     kinds: tuple[Flags, ...] = ("first", "dones", "truncateds")
-    parts += [_clear_by_hand(bench, flags, steps) for flags in kinds for steps in (1, HORIZON)]
+    for flags in kinds:
+        for dtype, policy in bench.policies.items():
+            parts += [_clear_by_hand(bench, policy, dtype, flags, steps) for steps in (1, HORIZON)]
     return parts
 
 
-def _clear_by_hand(bench: Bench, flags: Flags, steps: int) -> Measurement:
-    """Change everything before each agent's last start; nothing from there on may move."""
-    last = torch.stack([row[:STEPS].nonzero().max() for row in bench.script.first])
+def _clear_by_hand(
+    bench: Bench, policy: LSTMWrapper, dtype: torch.dtype, flags: Flags, steps: int
+) -> Measurement:
+    """Change everything before each agent's last clear; nothing from there on may move."""
+    last = torch.stack([row[:STEPS].nonzero().max() for row in bench.clears])
     before = torch.arange(STEPS + 1)[None] < last[:, None]
-    was = bench.by_hand(bench.script, steps, flags)
-    now = bench.by_hand(bench.script.changed(before), steps, flags)
+    was = bench.by_hand(bench.script, steps, flags, policy)
+    now = bench.by_hand(bench.script.changed(before), steps, flags, policy)
     moved = (now - was).abs().amax(-1) * ~before[:, :STEPS]
-    return nothing(f"information across starts told by {flags}, calls of {steps}", moved, "agent", "step")
+    what = f"information across starts told by {flags}, calls of {steps}, {SHORT[dtype]}"
+    return nothing(what, moved, "agent", "step")
 
 
 def isolate(bench: Bench) -> list[Measurement]:
     """An agent's outputs depend on its own history only."""
     others = torch.ones_like(bench.script.first)
     others[0] = False
-    base, changed = bench.live(bench.script), bench.live(bench.script.changed(others))
-    parts = [
-        nothing(f"batch mates changed, {name}", (now - was)[:1], "agent", "step")
-        for name, now, was in pairs(changed, base)
-    ]
+    parts = []
+    for dtype, policy in bench.policies.items():
+        changed = bench.live(bench.script.changed(others), policy)
+        for name, now, was in pairs(changed, bench.live(bench.script, policy)):
+            what = f"batch mates changed, {name}, {SHORT[dtype]}"
+            parts.append(nothing(what, (now - was)[:1], "agent", "step"))
+    base = bench.live(bench.script)
     order = torch.arange(AGENTS).roll(2)
     parts += [
         nothing(f"rows permuted, {name}", now - was[order], "row", "step")

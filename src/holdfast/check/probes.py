@@ -1,19 +1,18 @@
 """Probes: they measure what a policy's memory does; the laws decide whether that is right."""
 
 import gc
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import nn
+from torch.func import functional_call
 
 from holdfast.check.script import Script, ScriptedWorld
 from holdfast.experience import Collector
 from holdfast.learn import replay
-from holdfast.memory import Cell
 from holdfast.policies import LSTMWrapper
 from holdfast.shapes import Float, Tensor
 from holdfast.worlds import WorldSpec
@@ -67,10 +66,12 @@ def live_by_hand(
     slices: Sequence[tuple[int, int]] | None = None,
     start: int = 0,
     stop: int | None = None,
+    weights: dict[str, Tensor] | None = None,
 ) -> Float[Tensor, "A N K"]:
     """Call the policy over the live store, `steps_a_call` steps at a time, slice by slice.
 
-    The outputs are the value and all log-probabilities. Steps `start` to `stop` are lived.
+    The outputs are the value and all log-probabilities. Steps `start` to `stop` are lived, with other
+    `weights` if they are given.
     """
     stop = script.steps if stop is None else stop
     outputs = []
@@ -78,7 +79,8 @@ def live_by_hand(
         rows = []
         for begin, length in slices or ((0, script.agents),):
             td = _batch(script, slice(begin, begin + length), t, steps_a_call, flags)
-            rows.append(_answer(policy(td)).reshape(length, steps_a_call, -1))
+            told = policy(td) if weights is None else functional_call(policy, weights, (td,))
+            rows.append(_answer(told).reshape(length, steps_a_call, -1))
         outputs.append(torch.cat(rows))
     return torch.cat(outputs, dim=1)
 
@@ -93,65 +95,43 @@ def _batch(script: Script, agents: slice, t: int, steps: int, flags: Flags) -> T
     batch = {
         "env_obs": obs,
         flags: first,
+        "trial": script.trial[agents, when],
+        "valid": script.valid[agents, when],
         "training_env_id_start": torch.full(first.shape, agents.start),
         "draws": torch.zeros(first.shape),
     }
     return TensorDict(batch, batch_size=first.shape)
 
 
-@dataclass
-class Taps:
-    """Zeros added to what the memory reads, so that gradients to each step can be asked for."""
-
-    added: list[Tensor] = field(default_factory=list)
-    _depth: int = 0
-
-
-@contextmanager
-def tapped(policy: nn.Module) -> Iterator[Taps]:
-    """Add a tap to every call of the policy's outermost recurrent module."""
-    taps, handles = Taps(), []
-
-    def before(module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        taps._depth += 1
-        if taps._depth > 1:
-            return arguments
-        tap = torch.zeros_like(arguments[0], requires_grad=True)
-        taps.added.append(tap)
-        return (arguments[0] + tap, *arguments[1:])
-
-    def after(module: nn.Module, arguments: tuple[Any, ...], result: Any) -> None:
-        taps._depth -= 1
-
-    for module in policy.modules():
-        if isinstance(module, Cell | nn.RNNBase | nn.RNNCellBase):
-            handles.append(module.register_forward_pre_hook(before))
-            handles.append(module.register_forward_hook(after, always_call=True))
-    try:
-        yield taps
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
 def gradient_reach(policy: LSTMWrapper, script: Script, *, steps_a_call: int) -> Float[Tensor, "calls calls"]:
-    """Measure how strongly the outputs of each call pull on what every call read: `[output, input]`."""
-    outputs, taps_of = [], []
-    with torch.enable_grad(), tapped(policy) as taps:
+    """Measure how strongly each call's outputs pull on the weights of every call: `[output, call]`.
+
+    Every call gets its own copy of the weights. Whatever path a gradient takes from one call into an
+    earlier one, it ends in that one's copy.
+    """
+    outputs, copies = [], []
+    with torch.enable_grad():
         for t in range(0, script.steps, steps_a_call):
-            known = len(taps.added)
+            weights = {name: weight.clone().requires_grad_() for name, weight in policy.state_dict().items()}
             outputs.append(
-                live_by_hand(policy, script, steps_a_call=steps_a_call, start=t, stop=t + steps_a_call)
+                live_by_hand(
+                    policy,
+                    script,
+                    steps_a_call=steps_a_call,
+                    start=t,
+                    stop=t + steps_a_call,
+                    weights=weights,
+                )
             )
-            taps_of.append(taps.added[known:])
-        reach = torch.zeros(len(outputs), len(outputs))
-        for output, told in enumerate(outputs):
-            for read in range(output + 1):
-                if not (inputs := taps_of[read]):
-                    continue
-                pulls = torch.autograd.grad(told.sum(), inputs, retain_graph=True, allow_unused=True)
-                sizes = [float(pull.abs().max()) for pull in pulls if pull is not None]
-                reach[output, read] = max(sizes, default=0.0)
+            copies.append(list(weights.values()))
+    reach = torch.zeros(len(outputs), len(outputs))
+    for output, told in enumerate(outputs):
+        known = [weight for weights in copies[: output + 1] for weight in weights]
+        pulls = torch.autograd.grad(told.sum(), known, retain_graph=True, allow_unused=True)
+        for number, pull in enumerate(pulls):
+            if pull is not None:
+                call = number // len(copies[0])
+                reach[output, call] = torch.maximum(reach[output, call], pull.abs().max().float())
     return reach
 
 

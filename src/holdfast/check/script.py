@@ -1,6 +1,6 @@
 """Scripted lives: observations, flags and nothing else, so that the laws meet no sampling and no world."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 
@@ -16,6 +16,8 @@ class Script:
     first: Bool[Tensor, "A N1"]
     truncates: Bool[Tensor, "A N1"]
     """Which of the episode ends are truncations; the others are terminations."""
+    trial: Bool[Tensor, "A N1"]
+    valid: Bool[Tensor, "A N1"]
     other_obs: Shaped[Tensor, "A N1 ..."]
     """A second draw of everything there is to see, to change observations to."""
 
@@ -36,20 +38,23 @@ class Script:
 
     def of(self, agents: Int[Tensor, " n"]) -> "Script":
         """Take some agents, in some order."""
-        parts = (self.obs, self.first, self.truncates, self.other_obs)
-        return Script(*(part[agents] for part in parts))
+        return Script(**{each.name: getattr(self, each.name)[agents] for each in fields(self)})
 
 
 def write_script(spec: WorldSpec, agents: int, steps: int, *, share_of_starts: float, seed: int) -> Script:
-    """Draw a script: random observations that fit the world, episode starts anywhere."""
+    """Draw a script: random observations that fit the world; starts, trials and absences anywhere."""
     generator = torch.Generator().manual_seed(seed)
     size = (agents, steps + 1)
-    first = torch.rand(size, generator=generator) < share_of_starts
-    first[:, 0] = True
+    first, truncates, trial, absent = (
+        torch.rand(size, generator=generator) < share for share in (share_of_starts, 0.5, 0.06, 0.06)
+    )
+    first[:, 0], absent[:, 0] = True, False
     return Script(
         obs=_observations(spec, size, generator),
         first=first,
-        truncates=torch.rand(size, generator=generator) < 0.5,
+        truncates=truncates,
+        trial=trial,
+        valid=~absent,
         other_obs=_observations(spec, size, generator),
     )
 
@@ -71,7 +76,7 @@ class ScriptedWorld:
 
     def __init__(self, spec: WorldSpec, script: Script) -> None:
         self.agents, self.script = script.agents, script
-        self.spec = replace(spec, truncates="always")
+        self.spec = replace(spec, truncates="always" if bool(script.truncates.any()) else "never")
         self._clock = 0
 
     def reset(self) -> Step:
@@ -95,7 +100,7 @@ class ScriptedWorld:
             terminated=ended & ~script.truncates[:, t],
             truncated=ended & script.truncates[:, t],
             first=first,
-            valid=torch.ones_like(first),
-            trial=torch.zeros_like(first),
+            valid=script.valid[:, t],
+            trial=script.trial[:, t],
             last_obs=script.other_obs[:, t],
         )

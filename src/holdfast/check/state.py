@@ -2,7 +2,9 @@
 
 import copy
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -12,6 +14,7 @@ from holdfast.check.bench import (
     BOUND,
     HORIZON,
     SHARE_OF_STARTS,
+    SHORT,
     STEPS,
     Bench,
     close,
@@ -21,19 +24,20 @@ from holdfast.check.bench import (
 )
 from holdfast.check.probes import held, live_by_hand
 from holdfast.check.results import Measurement
+from holdfast.check.script import Script
 from holdfast.experience import value_of
 from holdfast.memory import reference
 from holdfast.policies import LSTMWrapper, RecurrentPolicy
 from holdfast.shapes import Tensor
 
 GRADIENT_BOUND = 2e-5
-SHORT = {torch.float64: "f64", torch.float32: "f32"}
+Gradients = Sequence[Tensor | None]
 
 
 def replays(bench: Bench) -> list[Measurement]:
     """Replaying a segment from its entry state gives what was lived: PPO's first ratio is 1."""
     parts = []
-    for policy, dtype in ((bench.proof, torch.float64), (bench.practice, torch.float32)):
+    for dtype, policy in bench.policies.items():
         life = bench.live(bench.script, policy)
         for what, part in (("values", slice(0, 1)), ("log-probs", slice(1, None))):
             now, was = life.replayed[..., part], life.lived[..., part]
@@ -65,13 +69,18 @@ def pure(bench: Bench) -> list[Measurement]:
 
 def bounded(bench: Bench) -> list[Measurement]:
     """What is held does not grow with time."""
-    policy, script = bench.practice, bench.script
+    policy, script = bench.practice, bench.script.of(torch.arange(2))
     policy.reset_memory()
+    segment, entry = segment_of(script), random_state(policy)[:2]
 
     def live(steps: int) -> None:
         with torch.enable_grad():
             for done in range(0, steps, STEPS):
-                live_by_hand(policy, script, stop=min(STEPS, steps - done))
+                steps_a_call = HORIZON if done % (2 * STEPS) else 1
+                stop = min(STEPS, steps - done)
+                live_by_hand(policy, script, steps_a_call=steps_a_call, stop=stop)
+                with policy.replay(entry):
+                    policy(segment.clone())
 
     live(200)
     few = held()
@@ -93,23 +102,34 @@ def restore(bench: Bench) -> list[Measurement]:
     policy, script, middle = bench.proof, bench.script, STEPS // 2
     whole = bench.by_hand(script)
     policy.reset_memory()
+    # Copied before they live, and spoilt, so that nothing is right but what is loaded.
+    others = [_spoilt(policy) for _ in range(2)]
     with torch.no_grad():
         live_by_hand(policy, script, stop=middle)
     with tempfile.TemporaryDirectory() as folder:
         weights, memory = Path(folder) / "weights.safetensors", Path(folder) / "memory.safetensors"
         save_file({key: leaf.contiguous() for key, leaf in policy.state_dict().items()}, weights)
         save_file(_memory_of(policy), memory)
-        other = copy.deepcopy(policy)
-        with torch.no_grad():
-            for parameter in other.parameters():
-                parameter.zero_()
-        other.load_state_dict(load_file(weights))
+        for other in others:
+            other.load_state_dict(load_file(weights))
         saved = load_file(memory)
     first, second = ({int(key.split()[1]): saved[key] for key in saved if key[0] == part} for part in "01")
-    other.set_memory((first, second))
+    others[0].set_memory((first, second))
+    others[1].store.restore(policy.store.snapshot())
+    parts = []
+    for what, other in zip(("outputs after loading", "outputs after a snapshot"), others, strict=True):
+        with torch.no_grad():
+            rest = live_by_hand(other, script, start=middle)
+        parts.append(nothing(what, rest - whole[:, middle:], "agent", "step"))
+    return parts
+
+
+def _spoilt(policy: LSTMWrapper) -> LSTMWrapper:
+    other = copy.deepcopy(policy)
     with torch.no_grad():
-        rest = live_by_hand(other, script, start=middle)
-    return [nothing("outputs after loading", rest - whole[:, middle:], "agent", "step")]
+        for leaf in other.state_dict().values():
+            leaf.add_(1)
+    return other
 
 
 def _memory_of(policy: LSTMWrapper) -> dict[str, Tensor]:
@@ -121,21 +141,42 @@ def _memory_of(policy: LSTMWrapper) -> dict[str, Tensor]:
 def agree(bench: Bench) -> list[Measurement]:
     """One call over a segment, calls step by step, compiled parts and the plain cell give the same."""
     parts = []
-    for policy, dtype in ((bench.proof, torch.float64), (bench.practice, torch.float32)):
-        with torch.no_grad():
-            policy.reset_memory()
-            by_steps = live_by_hand(policy, bench.script)
-            policy.reset_memory()
-            by_segments = live_by_hand(policy, bench.script, steps_a_call=HORIZON)
+    for dtype, policy in bench.policies.items():
+        by_steps = bench.by_hand(bench.script, policy=policy)
+        by_segments = bench.by_hand(bench.script, HORIZON, policy=policy)
         parts.append(close(f"segments as steps, {SHORT[dtype]}", by_segments, by_steps, BOUND[dtype]))
         parts += _cell_agrees(policy, dtype)
-    if isinstance(bench.practice, RecurrentPolicy):
-        compiled = copy.deepcopy(bench.practice)
-        compiled.compile_parts(backend="aot_eager")
-        with torch.no_grad():
-            now = live_by_hand(compiled, bench.script, steps_a_call=HORIZON)
-        parts.append(close("compiled as eager, f32", now, by_segments, BOUND[torch.float32]))
+    if isinstance(bench.proof, RecurrentPolicy):
+        parts += _compiled_agrees(bench.proof, bench.script)
     return parts
+
+
+def _compiled_agrees(policy: RecurrentPolicy, script: Script) -> list[Measurement]:
+    """Hold a policy with compiled parts against itself, gradients included."""
+    compiled = copy.deepcopy(policy)
+    compiled.compile_parts(backend="aot_eager")
+    outputs, gradients = [], []
+    for each in (policy, compiled):
+        each.reset_memory()
+        with torch.enable_grad():
+            outputs.append(live_by_hand(each, script, steps_a_call=HORIZON))
+            weights = list(each.parameters())
+            gradients.append(torch.autograd.grad(outputs[-1].square().sum(), weights, allow_unused=True))
+    return [
+        close("compiled as eager, f64", outputs[1], outputs[0], BOUND[torch.float64]),
+        _same_gradients("gradients compiled as eager, f64", gradients[1], gradients[0]),
+    ]
+
+
+def _same_gradients(what: str, now: Gradients, was: Gradients) -> Measurement:
+    """Demand that gradients are equal to within a share of each one's largest entry."""
+    errors = [
+        (a - b).abs().max() / b.abs().max().clamp(min=torch.finfo(b.dtype).tiny)
+        for a, b in zip(now, was, strict=True)
+        if a is not None and b is not None
+    ]
+    size = float(torch.stack([error.double() for error in errors]).max())
+    return Measurement(what, size, GRADIENT_BOUND, finding=f"off by {size:.1e} of the largest entry")
 
 
 def _cell_agrees(policy: LSTMWrapper, dtype: torch.dtype) -> list[Measurement]:
@@ -146,17 +187,17 @@ def _cell_agrees(policy: LSTMWrapper, dtype: torch.dtype) -> list[Measurement]:
     clear = torch.rand(AGENTS, STEPS, generator=generator) < SHARE_OF_STARTS
     state = random_state(policy)
     with torch.enable_grad():
-        fast, _ = cell(x, state, clear)
-        plain, _ = reference.lstm(cell, x, state, clear)
+        fast, end = cell(x, state, clear)
+        plain, plain_end = reference.lstm(cell, x, state, clear)
         towards = torch.randn(fast.shape, generator=generator).to(dtype)
         inputs = [x, *cell.parameters()]
-        pairs = zip(
-            torch.autograd.grad((fast * towards).sum(), inputs),
-            torch.autograd.grad((plain * towards).sum(), inputs),
-            strict=True,
-        )
-        error = max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs)
+        now = torch.autograd.grad((fast * towards).sum(), inputs)
+        was = torch.autograd.grad((plain * towards).sum(), inputs)
     return [
         close(f"cell as reference, {SHORT[dtype]}", fast, plain, BOUND[dtype]),
-        Measurement(f"its gradients, {SHORT[dtype]}", error, GRADIENT_BOUND, finding=f"off by {error:.1e}"),
+        *(
+            close(f"its state, {SHORT[dtype]}", cast("Tensor", leaf), plain_end[key], BOUND[dtype])
+            for key, leaf in end.items()
+        ),
+        _same_gradients(f"its gradients, {SHORT[dtype]}", now, was),
     ]

@@ -2,12 +2,11 @@
 
 import sys
 from collections.abc import Sequence
-from difflib import get_close_matches
 
 from holdfast import __version__
 from holdfast.cli.check import run_check
 from holdfast.cli.train import run_train
-from holdfast.errors import ConfigError, HoldfastError
+from holdfast.errors import ConfigError, HoldfastError, did_you_mean
 
 __all__ = ["main"]
 
@@ -50,6 +49,5 @@ def _dispatch(words: list[str]) -> int:
         return GOOD
     if words[0] in VERBS:
         return VERBS[words[0]](words[1:])
-    near = get_close_matches(words[0], VERBS, n=1)
-    hint = f"did you mean {near[0]}?" if near else "there are train and check; see holdfast --help."
+    hint = did_you_mean(words[0], VERBS, "there are train and check; see holdfast --help.")
     raise ConfigError(f"There is no verb {words[0]!r}; {hint}")

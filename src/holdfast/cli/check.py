@@ -12,7 +12,7 @@ from rich.table import Table
 
 from holdfast.check.laws import LAWS, measure
 from holdfast.check.results import Law, Laws
-from holdfast.config import Config, read_config
+from holdfast.config import Config, change, read_config
 from holdfast.errors import ConfigError
 from holdfast.keep import load_weights
 from holdfast.policies import LSTMWrapper, make_policy
@@ -29,7 +29,7 @@ class _Parser(argparse.ArgumentParser):
 
 def run_check(words: Sequence[str]) -> int:
     """Measure the laws, print them, and return 0 if all hold."""
-    parser = _Parser(prog="holdfast check", description="Measure the laws of memory on a policy.")
+    parser = _Parser(prog="holdfast check", description="Measure the laws of memory on a policy, on the CPU.")
     parser.add_argument("target", nargs="?", help="a policy's name, package.module:Class, or a run's folder")
     parser.add_argument("--policy", metavar="TARGET", help="another way to say it")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
@@ -60,7 +60,8 @@ def _find(target: str) -> tuple[LSTMWrapper, World]:
         folder = Path(target)
         config = _read(folder / "config.json")
         world = build_world(config, torch.device("cpu"), agents=1, seed=0)
-        policy = build_policy(config, world, torch.device("cpu"))
+        # Eager: the check compiles a copy itself.
+        policy = build_policy(change(config, {"policy.compile": False}), world, torch.device("cpu"))
         weights = folder / "checkpoints" / "latest" / "model.safetensors"
         if not weights.exists():
             raise ConfigError(f"{target} holds no {weights.relative_to(folder)}; has the run ended?")

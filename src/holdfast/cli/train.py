@@ -30,6 +30,9 @@ def _print_result(run: Run) -> None:
     if run.finished:
         intact, cleared = run.metrics["eval/return_mean"], run.metrics["eval/return_mean_memory_cleared"]
         out.print(f"greedy return {intact:.3f} · with its memory cleared every step {cleared:.3f}")
+        if run.spec.best_return is not None:
+            without = run.spec.best_return_without_memory
+            out.print(f"the best there is {run.spec.best_return:.3f} · the best without memory {without:.3f}")
     else:
         out.print("stopped; what was learnt until the last whole iteration is saved.")
     out.print(f"weights {run.checkpoint}/model.safetensors")

@@ -13,7 +13,7 @@ from holdfast.policies import LSTMWrapper
 from holdfast.shapes import Bool, Float, Shaped, Tensor
 from holdfast.worlds import Step, World, draws
 
-TAIL_KEYS = ("rewards", "dones", "truncateds", "valid", "values", "last_values")
+TAIL_KEYS = ("rewards", "dones", "truncateds", "values", "last_values")
 
 
 def as_batch(step: Step, start: int, uniform: Tensor) -> TensorDict:
@@ -41,9 +41,12 @@ def value_of(
     obs: Shaped[Tensor, "A ..."],
     first: Bool[Tensor, " A"],
     trial: Bool[Tensor, " A"],
+    valid: Bool[Tensor, " A"] | None = None,
 ) -> Float[Tensor, " A"]:
     """Ask what observations are worth, given a state. Nothing advances: it is a replay."""
     batch = {"env_obs": obs, "first": first, "trial": trial}
+    if valid is not None:
+        batch["valid"] = valid
     batch["draws"] = torch.zeros(len(obs), device=obs.device)
     with torch.no_grad(), policy.replay(state):
         return policy(TensorDict(batch, batch_size=[len(obs)]))["values"]
@@ -56,13 +59,15 @@ class EpisodeStatistics:
     running_return: Tensor
     running_length: Tensor
     totals: Tensor = field(init=False)
+    _acted: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
         self.totals = torch.zeros(3, dtype=torch.float64, device=self.running_return.device)
+        self._acted = torch.zeros_like(self.running_return, dtype=torch.bool)
 
     def saw(self, step: Step) -> None:
-        """Count a step that answers an action."""
-        self.running_return += step.reward
+        """Count a step that answers an action; a reward for no action is none."""
+        self.running_return += torch.where(self._acted, step.reward, 0.0)
         ended = step.terminated | step.truncated
         self.totals += torch.stack(
             [ended.sum(), self.running_return[ended].sum(), self.running_length[ended].sum()]
@@ -72,6 +77,7 @@ class EpisodeStatistics:
 
     def acted(self, valid: Tensor) -> None:
         """Count an action."""
+        self._acted = valid
         self.running_length += valid
 
     def take(self) -> dict[str, float]:
@@ -159,6 +165,10 @@ class Collector:
         values = value_of(self.policy, self._state(), step.last_obs, nobody, nobody)
         return torch.where(step.truncated, values, 0.0)
 
+    def _value_of(self, step: Step) -> Tensor:
+        batch = (step.obs, step.first, step.trial)
+        return value_of(self.policy, self._state(), *batch, valid=step.valid)
+
     def _worth(self, steps: TensorDict, after: TensorDict) -> Tensor:
         """Say what each step of the rollout is worth to the one before it."""
         ended = {key: shift_in(steps[key], after[key]) for key in ("dones", "truncateds")}
@@ -179,8 +189,7 @@ class Collector:
                 "rewards": coming.reward,
                 "dones": coming.terminated,
                 "truncateds": coming.truncated,
-                "valid": coming.valid,
-                "values": value_of(self.policy, self._state(), coming.obs, coming.first, coming.trial),
+                "values": torch.where(coming.valid, self._value_of(coming), _last_valid_value(steps)),
                 "last_values": self._last_values(coming),
             },
             batch_size=[self.world.agents],
@@ -190,3 +199,11 @@ class Collector:
         later["values"] = self._worth(steps, after).unflatten(1, (-1, self.horizon))[:, 1:, 0]
         tail = torch.cat([later, after[:, None]], dim=1)
         return Segments(rows.flatten(0, 1), entry.flatten(0, 1), tail.flatten(0, 1), version)
+
+
+def _last_valid_value(steps: TensorDict) -> Float[Tensor, " A"]:
+    """Say what each agent thought its last step was worth: the best guess while it is away."""
+    valid = steps["valid"]
+    when = torch.where(valid, torch.arange(valid.shape[1], device=valid.device), -1).amax(1)
+    values = steps["values"].gather(1, when.clamp(min=0)[:, None])[:, 0]
+    return torch.where(when >= 0, values, 0.0)

@@ -10,7 +10,7 @@ import torch
 from holdfast.errors import ContractError
 from holdfast.experience.collect import as_batch
 from holdfast.policies import LSTMWrapper
-from holdfast.shapes import Float, Tensor
+from holdfast.shapes import Float, Int, Tensor
 from holdfast.worlds import World
 
 MemoryMode = Literal["intact", "cleared"]
@@ -49,26 +49,29 @@ def evaluate(
     # Moving a copy to where it is lays its weights end to end again, as cuDNN wants them.
     player = copy.deepcopy(policy).eval().to(step.reward.device)
     player.store.open({0: world.agents})
-    total = torch.zeros_like(step.reward)
+    total, idle = torch.zeros_like(step.reward), torch.zeros_like(step.reward)
     finished = torch.zeros_like(step.reward, dtype=torch.long)
-    returns = step.reward.new_zeros(world.agents, share + 1)
-    idle = torch.zeros_like(step.reward)
     since = torch.zeros_like(finished)
+    returns = step.reward.new_zeros(world.agents, share + 1)
     while int(finished.min()) < share:
         if memory == "cleared":
             player.reset_memory()
         actions = player(as_batch(step, 0, idle))["full_log_probs"].argmax(-1)
-        step = world.step(actions)
-        total += step.reward
+        acted, step = step.valid, world.step(actions)
+        total += torch.where(acted, step.reward, 0.0)
         ended = step.terminated | step.truncated
         slot = finished.clamp(max=share)[:, None]
         returns.scatter_(1, slot, torch.where(ended, total, returns.gather(1, slot)[:, 0])[:, None])
         finished += ended
         total = torch.where(ended, 0.0, total)
         since = torch.where(ended, 0, since + 1)
-        if int(since.max()) > patience:
-            raise ContractError(
-                f"Agent {int(since.argmax())} finished no episode within {patience} steps; evaluation needs "
-                "episodes that end."
-            )
+        _require_patience(since, patience)
     return Evaluation(returns[:, :share].T.flatten()[:episodes], memory)
+
+
+def _require_patience(since: Int[Tensor, " A"], patience: int) -> None:
+    if int(since.max()) > patience:
+        raise ContractError(
+            f"Agent {int(since.argmax())} finished no episode within {patience} steps; evaluation needs "
+            "episodes that end."
+        )

@@ -9,12 +9,13 @@ def scan_back(
     add: Float[Tensor, "B T"], keep: Float[Tensor, "B T"], end: Float[Tensor, " B"]
 ) -> Float[Tensor, "B T"]:
     """Solve y[t] = add[t] + keep[t] y[t+1] with y[T] = end, by doubling: log2(T) steps, no loop over T."""
-    add, keep = torch.cat([add, end[:, None]], dim=1), torch.cat([keep, 0 * end[:, None]], dim=1)
+    add, keep = torch.cat([add, end[:, None]], dim=1), torch.nn.functional.pad(keep, (0, 1))
     reach = 1
     while reach < add.shape[1]:
         ahead_add = torch.nn.functional.pad(add[:, reach:], (0, reach))
         ahead_keep = torch.nn.functional.pad(keep[:, reach:], (0, reach))
-        add, keep = add + keep * ahead_add, keep * ahead_keep
+        # By selection: what is not kept may be anything, NaN too.
+        add, keep = add + torch.where(keep == 0, 0.0, keep * ahead_add), keep * ahead_keep
         reach *= 2
     return add[:, :-1]
 

@@ -102,25 +102,30 @@ def update(
         for index in order:
             chosen = Targets(targets.advantages[index], targets.returns[index])
             loss, report = loss_of(policy, segments.rows(index), chosen, ppo, ent_coef)
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            report["losses/grad_norm"] = nn.utils.clip_grad_norm_(policy.parameters(), ppo.max_grad_norm)
+            report["losses/grad_norm"] = _step(policy, optimizer, loss, ppo.max_grad_norm)
             reports.append(report)
-            if not torch.isfinite(report["losses/grad_norm"]):
-                raise ContractError(
-                    f"The gradient is not finite in update {segments.version}; the weights are those "
-                    "before this minibatch. Look for NaN or Inf in observations and rewards."
-                )
-            optimizer.step()
-    steps = segments.steps
+    first, steps = reports[0], segments.steps
+    means = {name: float(torch.stack([report[name] for report in reports]).mean()) for name in first}
     spread = losses.explained_variance(steps["values"], targets.returns, steps["valid"])
     return {
-        **{
-            name: float(torch.stack([report[name] for report in reports]).mean())
-            for name in reports[0]
-            if name.startswith("losses/")
-        },
+        **{name: mean for name, mean in means.items() if name.startswith("losses/")},
         "losses/explained_variance": float(spread),
-        "memory/replay_error": float(reports[0]["ratio_error"]),
-        "memory/replay_value_error": float(reports[0]["value_error"]),
+        "memory/replay_error": float(first["ratio_error"]),
+        "memory/replay_value_error": float(first["value_error"]),
     }
+
+
+def _step(
+    policy: LSTMWrapper, optimizer: torch.optim.Optimizer, loss: Tensor, max_norm: float
+) -> Float[Tensor, ""]:
+    """Take one gradient step; a gradient that is not finite stops the run before it spoils a weight."""
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    norm = nn.utils.clip_grad_norm_(policy.parameters(), max_norm)
+    if not torch.isfinite(norm):
+        raise ContractError(
+            "The gradient is not finite; the weights are those before this minibatch. Look for NaN or Inf in "
+            "observations and rewards."
+        )
+    optimizer.step()
+    return norm

@@ -70,7 +70,7 @@ class LSTM(Cell):
         entry = select_rows(first, self.initial(len(x)), state)
         if x.dim() == 2:
             return self._one_step(x, entry, valid)
-        if valid is None and not clear[:, 1:].any():
+        if not clear[:, 1:].any() and (valid is None or valid.all()):
             return self._dense(x, entry)
         return self._in_slots(x, entry, clear, torch.ones_like(clear) if valid is None else valid)
 
@@ -88,7 +88,18 @@ class LSTM(Cell):
 
     def _dense(self, x_BTD: Tensor, entry: TensorDict) -> tuple[Tensor, TensorDict]:
         h_LBH, c_LBH = (entry[key].transpose(0, 1).contiguous() for key in ("h", "c"))
-        y_TBH, (h_LBH, c_LBH) = self.rnn(x_BTD.transpose(0, 1), (h_LBH, c_LBH))
+        weights = [weight for number in range(self.num_layers) for weight in self.layer(number)]
+        y_TBH, h_LBH, c_LBH = torch.lstm(
+            x_BTD.transpose(0, 1),
+            (h_LBH, c_LBH),
+            weights,
+            True,
+            self.num_layers,
+            0.0,
+            self.training,
+            False,
+            False,
+        )
         return y_TBH.transpose(0, 1), self._state(h_LBH.unbind(), c_LBH.unbind())
 
     def _in_slots(

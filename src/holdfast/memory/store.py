@@ -59,6 +59,7 @@ class LiveStore:
 
     def open(self, slices: Mapping[int, int]) -> None:
         """Declare the slices there will be, each at the initial state; everything before is forgotten."""
+        self._refuse_in_replay("open slices")
         self._slices, self._tree = {}, self._cell.initial(0)
         for start, length in sorted(slices.items()):
             self._add(start, length)
@@ -66,7 +67,12 @@ class LiveStore:
 
     def close(self) -> None:
         """Forget all slices; the store may be used by hand again."""
+        self._refuse_in_replay("forget")
         self._slices, self._tree, self._opened = {}, self._cell.initial(0), False
+
+    def live(self, start: int, length: int | None = None) -> TensorDict:
+        """Look at the live memories of a slice, also from within a replay; a view, not a copy."""
+        return self._view(start, self._slices[start] if length is None else length)
 
     def read(self, start: int, length: int) -> TensorDict:
         """Return what the agents of a slice remember."""
@@ -88,12 +94,7 @@ class LiveStore:
         view = self._view(start, len(state))
         for key, old in view.items():
             new = state[key]
-            if (new.shape, new.dtype, new.device) != (old.shape, old.dtype, old.device):
-                raise ContractError(
-                    f"Memory {key!r} of the slice at agent {start} was {_describe(old)}; "
-                    f"the new state is {_describe(new)}. Keep one size, dtype and device, or open "
-                    "the slices again after moving the policy."
-                )
+            _require_same(f"Memory {key!r} of the slice at agent {start}", new, old)
         with torch.no_grad():
             view.update_(state.detach())
 
@@ -109,9 +110,10 @@ class LiveStore:
         if start not in self._slices:
             raise ContractError(f"No slice starts at agent {start}; {self._tell_slices()}.")
         view = self._view(start, self._slices[start])
-        rows = torch.arange(len(view)) if agents is None else torch.as_tensor(agents)
-        if rows.dtype == torch.bool:
-            rows = rows.nonzero().flatten()
+        rows = torch.arange(len(view)) if agents is None else torch.as_tensor(agents, device="cpu")
+        if rows.dtype == torch.bool and rows.shape != (len(view),):
+            raise ContractError(f"A mask of {tuple(rows.shape)} does not fit {len(view)} agents.")
+        rows = rows.nonzero().flatten() if rows.dtype == torch.bool else rows.long()
         if rows.numel() and not 0 <= int(rows.min()) <= int(rows.max()) < len(view):
             raise ContractError(
                 f"The slice at agent {start} has agents 0..{len(view) - 1}, counted from its first; "
@@ -127,14 +129,17 @@ class LiveStore:
 
     def restore(self, snapshot: Snapshot) -> None:
         """Bring back copied memories; declared slices must be the same ones."""
+        self._refuse_in_replay("restore")
         if self._opened and snapshot.slices != self._slices:
             raise ContractError(
                 f"The snapshot has slices {snapshot.slices}, this store {self._slices}; "
                 "open the same slices before restoring."
             )
-        device = next(self._cell.parameters()).device
+        mine = self._cell.initial(len(snapshot.tree))
+        for key, leaf in mine.items():
+            _require_same(f"Memory {key!r} of the snapshot", snapshot.tree[key], leaf, device=False)
         self._slices = dict(snapshot.slices)
-        self._tree = snapshot.tree.detach().clone().to(device)
+        self._tree = snapshot.tree.detach().clone().to(next(self._cell.parameters()).device)
 
     @contextmanager
     def replaying(self, entry: TensorDict) -> Iterator[None]:
@@ -146,6 +151,10 @@ class LiveStore:
             yield
         finally:
             self._entry = None
+
+    def _refuse_in_replay(self, what: str) -> None:
+        if self._entry is not None:
+            raise ContractError(f"Cannot {what} within a replay: it leaves the live memories alone.")
 
     def _view(self, start: int, length: int) -> TensorDict:
         if start not in self._slices and not self._opened:
@@ -176,6 +185,15 @@ class LiveStore:
             return "no slices are open"
         listed = (f"{length} agents at {start}" for start, length in sorted(self._slices.items()))
         return "open slices: " + ", ".join(listed)
+
+
+def _require_same(what: str, new: Any, old: Any, *, device: bool = True) -> None:
+    same = new.shape == old.shape and new.dtype == old.dtype
+    if not same or (device and new.device != old.device):
+        raise ContractError(
+            f"{what} was {_describe(old)}; the new state is {_describe(new)}. Keep one size, dtype and "
+            "device, or open the slices again after moving the policy."
+        )
 
 
 def _describe(leaf: Any) -> str:

@@ -3,12 +3,11 @@
 import importlib
 import inspect
 from collections.abc import Callable
-from difflib import get_close_matches
 from typing import Any
 
 import torch
 
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, did_you_mean
 from holdfast.policies.fast import Fast
 from holdfast.policies.template import RecurrentPolicy, Thoughts
 from holdfast.policies.wrapper import LSTMWrapper
@@ -37,8 +36,7 @@ def find_policy(name: str) -> Callable[..., LSTMWrapper]:
     if name in POLICIES:
         return POLICIES[name]
     if ":" not in name:
-        near = get_close_matches(name, [*POLICIES, "auto"], n=1)
-        meant = f"did you mean policy={near[0]}?" if near else f"there is {', '.join(POLICIES)}."
+        meant = did_you_mean(name, [*POLICIES, "auto"], f"there is {', '.join(POLICIES)}.")
         raise ConfigError(
             f"There is no policy {name!r}; {meant} Your own class goes by package.module:Class."
         )

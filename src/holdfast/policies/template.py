@@ -9,7 +9,8 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from holdfast.errors import ContractError
-from holdfast.policies.clock import clears, slice_start
+from holdfast.memory import MemoryInit
+from holdfast.policies.clock import ClearOn, clears, slice_start
 from holdfast.policies.wrapper import LSTMWrapper
 from holdfast.shapes import Bool, Float, Int, Shaped, Tensor
 
@@ -24,8 +25,16 @@ class Thoughts(NamedTuple):
 class RecurrentPolicy(LSTMWrapper, ABC):
     """A policy that remembers: observation -> `encode` -> memory -> `decode` -> actions and value."""
 
-    def __init__(self, *sizes: Any, **memory: Any) -> None:
-        super().__init__(*sizes, **memory)
+    def __init__(
+        self,
+        input_size: int = 128,
+        hidden_size: int = 128,
+        num_layers: int = 2,
+        *,
+        memory_init: MemoryInit = "standard",
+        clear_on: ClearOn = "episode",
+    ) -> None:
+        super().__init__(input_size, hidden_size, num_layers, memory_init=memory_init, clear_on=clear_on)
         self._compiled: dict[str, Callable[..., Any]] = {}
 
     @abstractmethod

@@ -7,7 +7,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
 from holdfast.memory import LSTM, LiveStore, MemoryInit
-from holdfast.memory.seed_face import LeafBySlice, TimeMajorLSTM, from_pair, to_pair
+from holdfast.memory.time_major import LeafBySlice, TimeMajorLSTM, from_pair, to_pair
 from holdfast.policies.clock import ClearOn, clears, slice_start
 from holdfast.shapes import Tensor
 
@@ -18,8 +18,8 @@ class LSTMWrapper(nn.Module):
     """A recurrent policy's memory: the LSTM, the live store, and the calls around them.
 
     A policy written by hand calls, once each and in this order, `_manage_lstm_state`, `self.lstm` and
-    `_store_lstm_state`; leaving one out is an error. Better: inherit `RecurrentPolicy`, write `encode`
-    and `decode`, and have nothing to forget.
+    `_store_lstm_state`; leaving one out is an error, at the latest in the next call. Better: inherit
+    `RecurrentPolicy`, write `encode` and `decode`, and have nothing to forget.
     """
 
     def __init__(
@@ -89,5 +89,5 @@ class LSTMWrapper(nn.Module):
 
     def _store_lstm_state(self, lstm_h: Tensor, lstm_c: Tensor, env_id: int) -> None:
         """Remember the state after a call, cut from its graph."""
-        self.lstm.require_taken()
+        self.lstm.stored()
         self.store.write(env_id, from_pair(lstm_h, lstm_c))

@@ -53,7 +53,7 @@ class RunConsole:
         steps = min(int(metrics["global_step"]), self.total)
         told = _summary(metrics)
         self._progress.update(self._task, completed=steps, description=told)
-        error = metrics["memory/replay_error"]
+        error = _replay_error(metrics)
         if error > REPLAY_ALARM and not self._alarmed:
             self._alarmed = True
             self.say(
@@ -68,12 +68,17 @@ class RunConsole:
 
 
 def _summary(metrics: dict[str, int | float]) -> str:
-    error = metrics["memory/replay_error"]
+    error = _replay_error(metrics)
     parts = [f"{metrics['charts/SPS']:,.0f} steps/s"]
     if "charts/episodic_return" in metrics:
         parts.append(f"return {metrics['charts/episodic_return']:.3f}")
     parts.append(f"replay error {error:.0e} {'✓' if error <= REPLAY_ALARM else '✗'}")
     return " · ".join(parts)
+
+
+def _replay_error(metrics: dict[str, int | float]) -> float:
+    """Take the larger of the two: a policy that says little moves its values before its ratio."""
+    return max(metrics["memory/replay_error"], metrics["memory/replay_value_error"])
 
 
 def difference(recipe: Config, config: Config) -> Table | None:

@@ -1,6 +1,6 @@
 """What the world says: the one clock of episodes, and the contract every world keeps."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
 from holdfast.errors import ContractError
@@ -55,7 +55,6 @@ class WorldSpec:
     """The best mean return there is."""
     best_return_without_memory: float | None = None
     """The best mean return of a policy that sees only the present observation."""
-    notes: dict[str, str] = field(default_factory=dict)
 
 
 @runtime_checkable

@@ -17,7 +17,8 @@ Pair = tuple[Float[Tensor, "L B H"], Float[Tensor, "L B H"]]
 
 def to_pair(state: TensorDict) -> Pair:
     """Turn a batch-first state into `h, c` with the layers first."""
-    return state["h"].transpose(0, 1).contiguous(), state["c"].transpose(0, 1).contiguous()
+    h, c = (state[key].transpose(0, 1).clone(memory_format=torch.contiguous_format) for key in ("h", "c"))
+    return h, c
 
 
 def from_pair(h: Tensor, c: Tensor) -> TensorDict:
@@ -30,17 +31,25 @@ def from_pair(h: Tensor, c: Tensor) -> TensorDict:
 class TimeMajorLSTM(nn.Module):
     """`y, (h, c) = lstm(x_TBD, (h, c))`, clearing where it was told to by `expect`.
 
-    The clears of a call are left here by whoever fetched its state, and taken exactly once: a call
-    without them, or clears that nobody took, is an error rather than a memory that leaks.
+    The clears of a call are left here by whoever fetched its state, and taken exactly once; the state
+    after it must be stored. A call without clears, clears that nobody took and a state that nobody
+    stored are errors rather than a memory that leaks.
     """
 
     def __init__(self, cell: LSTM) -> None:
         super().__init__()
         self.cell = cell
         self._expected: tuple[Tensor, Tensor | None] | None = None
+        self._to_store = False
 
     def expect(self, clear_BT: Bool[Tensor, "B T"], valid_BT: Bool[Tensor, "B T"] | None) -> None:
         """Leave the clears of the coming call."""
+        if self._to_store:
+            self._to_store = False
+            raise ContractError(
+                "The state after the last call of self.lstm was never stored, so it would be forgotten. Call "
+                "_store_lstm_state(h, c, env_id) after each call of self.lstm."
+            )
         if self._expected is not None:
             self._expected = None
             raise ContractError(
@@ -49,8 +58,9 @@ class TimeMajorLSTM(nn.Module):
             )
         self._expected = (clear_BT, valid_BT)
 
-    def require_taken(self) -> None:
-        """Refuse to go on if the last clears were not taken."""
+    def stored(self) -> None:
+        """Hear that the state was stored; refuse if the last clears were not taken."""
+        self._to_store = False
         if self._expected is not None:
             self._expected = None
             raise ContractError(
@@ -66,6 +76,7 @@ class TimeMajorLSTM(nn.Module):
                 "call of self.lstm: it fetches the state and says where to clear."
             )
         (clear_BT, valid_BT), self._expected = self._expected, None
+        self._to_store = True
         T, B = x_TBD.shape[:2]
         if clear_BT.shape != (B, T):
             raise ContractError(
@@ -90,11 +101,10 @@ class LeafBySlice(Mapping[int, Tensor]):
     def __getitem__(self, start: int) -> Tensor:
         if start not in self._store.slices:
             raise KeyError(start)
-        with torch.no_grad():
-            return self._store.read(start, self._store.slices[start])[self._leaf].transpose(0, 1)
+        return self._store.live(start)[self._leaf].transpose(0, 1)
 
     def __setitem__(self, start: int, value: Tensor) -> None:
-        state = self._store.read(start, value.shape[1]).clone()
+        state = self._store.live(start, value.shape[1]).clone()
         state[self._leaf] = value.detach().transpose(0, 1)
         self._store.write(start, state)
 
