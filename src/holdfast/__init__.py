@@ -1,11 +1,10 @@
 """Holdfast: reinforcement-learning agents that remember, and the proof that their memory is right."""
 
-__version__ = "0.1.0"
-
 from holdfast.check import check
 from holdfast.errors import ConfigError, ContractError, HoldfastError
 from holdfast.policies import Fast, LSTMWrapper, RecurrentPolicy, make_policy
 from holdfast.train import Run, train
+from holdfast.version import __version__
 from holdfast.worlds import Step, World, make_world
 
 __all__ = [
@@ -18,6 +17,7 @@ __all__ = [
     "Run",
     "Step",
     "World",
+    "__version__",
     "check",
     "make_policy",
     "make_world",

@@ -1,7 +1,6 @@
 """Every knob in one frozen tree, checked when it is born; the same keys on the command line and in Python."""
 
 import math
-import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
@@ -16,52 +15,7 @@ from pydantic import (
 )
 
 from holdfast.errors import ConfigError, did_you_mean
-
-
-def _whole_number(value: Any) -> Any:
-    """Accept 1e6 and 5_000 as well as 1000000."""
-    if not isinstance(value, str):
-        return value
-    try:
-        number = float(value)
-    except ValueError:
-        raise ValueError("give a whole number such as 5000, 5_000 or 1e6") from None
-    if not number.is_integer():
-        raise ValueError("give a whole number")
-    return int(value.replace("_", "")) if value.replace("_", "").lstrip("+-").isdigit() else int(number)
-
-
-def _delay(value: Any) -> Any:
-    """Accept 8 and 4..24."""
-    if isinstance(value, str) and ".." in value:
-        low, _, high = value.partition("..")
-        return _whole_number(low), _whole_number(high)
-    return _whole_number(value)
-
-
-LONGEST_DELAY = 1_000_000
-
-
-def _in_order(value: int | tuple[int, int]) -> int | tuple[int, int]:
-    low, high = (value, value) if isinstance(value, int) else value
-    if not 0 <= low <= high <= LONGEST_DELAY:
-        raise ValueError(f"give a number from 0 to {LONGEST_DELAY}, or a range such as 4..24")
-    return value
-
-
-def _plain_name(value: str | None) -> str | None:
-    if value is not None and not re.fullmatch(r"\w[\w.+-]*", value):
-        raise ValueError(
-            "a run's name is one word of letters, digits and . _ + -; set runs_dir=DIR for a place"
-        )
-    return value
-
-
-def _optional(value: Any) -> Any:
-    return None if isinstance(value, str) and value.lower() in ("none", "null") else value
-
-
-Count = Annotated[int, BeforeValidator(_whole_number)]
+from holdfast.values import Count, in_order, number_or_range, optional, plain_name
 
 
 class _Knobs(BaseModel):
@@ -73,8 +27,8 @@ class RecallWorld(_Knobs):
 
     name: Literal["recall"] = Field(default="recall", description="which world")
     agents: Count = Field(default=64, ge=1, description="agents that live in parallel")
-    delay: Annotated[int | tuple[int, int], BeforeValidator(_delay), AfterValidator(_in_order)] = Field(
-        default=8, description="empty steps between cue and query; 4..24 draws one each episode"
+    delay: Annotated[int | tuple[int, int], BeforeValidator(number_or_range), AfterValidator(in_order)] = (
+        Field(default=8, description="empty steps between cue and query; 4..24 draws one each episode")
     )
     cues: Count = Field(default=4, ge=2, le=100, description="how many cues there are to tell apart")
     truncate: bool = Field(default=False, description="end episodes by truncation, not termination")
@@ -108,7 +62,7 @@ class Optimizer(_Knobs):
     """Adam."""
 
     learning_rate: float = Field(default=0.000457, gt=0, description="step size at the start")
-    learning_rate_end: Annotated[float | None, BeforeValidator(_optional)] = Field(
+    learning_rate_end: Annotated[float | None, BeforeValidator(optional)] = Field(
         default=None, ge=0, description="step size at the end, reached linearly; none: constant"
     )
     beta1: float = Field(default=0.9, ge=0, lt=1, description="decay of the mean of gradients")
@@ -126,7 +80,7 @@ class PPO(_Knobs):
     vf_clip_coef: float = Field(default=0.1, gt=0, description="how far the value may move if clip_vloss")
     clip_vloss: bool = Field(default=True, description="clip the value loss")
     ent_coef: float = Field(default=0.0021, ge=0, description="weight of the entropy bonus at the start")
-    ent_coef_end: Annotated[float | None, BeforeValidator(_optional)] = Field(
+    ent_coef_end: Annotated[float | None, BeforeValidator(optional)] = Field(
         default=None, ge=0, description="weight of the entropy bonus at the end, linearly; none: constant"
     )
     norm_adv: bool = Field(default=True, description="normalise advantages in each minibatch")
@@ -154,7 +108,7 @@ class Trainer(_Knobs):
 class Config(_Knobs):
     """A run: everything that decides what happens."""
 
-    run: Annotated[str | None, BeforeValidator(_optional), AfterValidator(_plain_name)] = Field(
+    run: Annotated[str | None, BeforeValidator(optional), AfterValidator(plain_name)] = Field(
         default=None, description="the run's name; none: made from world and time"
     )
     runs_dir: str = Field(default="runs", description="where runs are kept")
@@ -184,7 +138,11 @@ class Config(_Knobs):
             is_what = f"trainer.minibatch_size={t.minibatch_size}"
         else:
             return self
-        minibatch = max(1, round(t.minibatch_size / t.bptt_horizon)) * t.bptt_horizon
+        minibatch = t.minibatch_size
+        if minibatch % t.bptt_horizon:
+            fit = [size for size in range(1, self.world.agents + 1) if self.world.agents % size == 0]
+            want = minibatch / t.bptt_horizon
+            minibatch = t.bptt_horizon * min(fit, key=lambda size: abs(size - want))
         whole = math.lcm(rows, minibatch)
         below = t.batch_size // whole * whole
         sizes = [size for size in (below, below + whole, below + 2 * whole) if size > 0]

@@ -3,10 +3,10 @@
 import sys
 from collections.abc import Sequence
 
-from holdfast import __version__
 from holdfast.cli.check import run_check
 from holdfast.cli.train import run_train
 from holdfast.errors import ConfigError, HoldfastError, did_you_mean
+from holdfast.version import __version__
 
 __all__ = ["main"]
 

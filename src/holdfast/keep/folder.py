@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from holdfast import __version__
 from holdfast.config import Config
 from holdfast.errors import ConfigError
+from holdfast.version import __version__
 
 PACKAGES = ("torch", "tensordict", "numpy", "pydantic", "safetensors")
 

@@ -1,0 +1,56 @@
+"""How values are written: 1e6 and 5_000 are whole numbers, 4..24 is a range, none is nothing."""
+
+import re
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator
+
+LONGEST_DELAY = 1_000_000
+
+
+def whole_number(value: Any) -> Any:
+    """Accept 1e6 and 5_000 as well as 1000000."""
+    if not isinstance(value, str):
+        return value
+    try:
+        number = float(value)
+    except ValueError:
+        raise ValueError("give a whole number such as 5000, 5_000 or 1e6") from None
+    if not number.is_integer():
+        raise ValueError("give a whole number")
+    return int(value.replace("_", "")) if value.replace("_", "").lstrip("+-").isdigit() else int(number)
+
+
+def number_or_range(value: Any) -> Any:
+    """Accept 8 and 4..24."""
+    if isinstance(value, str) and ".." in value:
+        low, _, high = value.partition("..")
+        return whole_number(low), whole_number(high)
+    return whole_number(value)
+
+
+def in_order(value: int | tuple[int, int]) -> int | tuple[int, int]:
+    """Demand a delay that can be: not negative, not endless, the range the right way round."""
+    low, high = (value, value) if isinstance(value, int) else value
+    if not 0 <= low <= high <= LONGEST_DELAY:
+        raise ValueError(f"give a number from 0 to {LONGEST_DELAY}, or a range such as 4..24")
+    return value
+
+
+def plain_name(value: str | None) -> str | None:
+    """Demand a name that is one folder."""
+    if value is not None and not re.fullmatch(r"\w[\w.+-]*", value):
+        raise ValueError("a name is one word of letters, digits and . _ + -; runs_dir=DIR says where")
+    return value
+
+
+def optional(value: Any) -> Any:
+    """Accept none and null for nothing."""
+    return None if isinstance(value, str) and value.lower() in ("none", "null") else value
+
+
+Count = Annotated[int, BeforeValidator(whole_number)]
+"""A whole number, however it is written."""
+
+Delay = Annotated[int | tuple[int, int], BeforeValidator(number_or_range), AfterValidator(in_order)]
+"""A number of steps, or a range to draw it from."""

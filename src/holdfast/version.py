@@ -1,0 +1,3 @@
+"""The version, readable by every layer."""
+
+__version__ = "0.1.0"
