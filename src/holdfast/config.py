@@ -15,7 +15,7 @@ from pydantic import (
 )
 
 from holdfast.errors import ConfigError, did_you_mean
-from holdfast.values import Count, in_order, number_or_range, optional, plain_name
+from holdfast.values import Count, Delay, optional, plain_name
 
 
 class _Knobs(BaseModel):
@@ -27,8 +27,8 @@ class RecallWorld(_Knobs):
 
     name: Literal["recall"] = Field(default="recall", description="which world")
     agents: Count = Field(default=64, ge=1, description="agents that live in parallel")
-    delay: Annotated[int | tuple[int, int], BeforeValidator(number_or_range), AfterValidator(in_order)] = (
-        Field(default=8, description="empty steps between cue and query; 4..24 draws one each episode")
+    delay: Delay = Field(
+        default=8, description="empty steps between cue and query; 4..24 draws one each episode"
     )
     cues: Count = Field(default=4, ge=2, le=100, description="how many cues there are to tell apart")
     truncate: bool = Field(default=False, description="end episodes by truncation, not termination")
