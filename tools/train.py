@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""The seeds' command line: a door to `holdfast train`."""
+"""The original command line: a door to `holdfast train`."""
 
 import sys
 

@@ -189,9 +189,12 @@ def keys_of(model: type[BaseModel] = Config, prefix: str = "") -> dict[str, Any]
 def change(config: Config, overrides: Mapping[str, Any]) -> Config:
     """Return a config that differs in the given dotted keys; a misspelt key or a bad value is told."""
     known = keys_of()
-    tree = config.model_dump()
+    tree, changed = config.model_dump(), set()
     for word, given in overrides.items():
         key, value = _canonical(word, given)
+        if key in changed:
+            raise ConfigError(f"{word}={given} says {key} a second time; which one is meant?")
+        changed.add(key)
         if key not in known:
             raise ConfigError(f"There is no key {key!r}; {_hint(key, known)}")
         branch = tree
@@ -233,7 +236,7 @@ def _hint(key: str, known: Iterable[str]) -> str:
     if inside:
         return f"it is a branch; its keys are {', '.join(inside[:3])} and so on."
     same_leaf = [name for name in known if name.rpartition(".")[2] == leaf]
-    if same_leaf:
+    if same_leaf and "." not in key:
         return f"did you mean {_join(same_leaf)}?"
     return did_you_mean(key, known, "`holdfast train --help` lists all keys.")
 

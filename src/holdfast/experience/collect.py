@@ -121,7 +121,8 @@ class Collector:
             self._steps = self._room_for(lived) if self._steps is None else self._steps
             self._steps[:, t] = lived
         assert self._steps is not None, "a rollout has at least one step"
-        if self.world.spec.truncates == "never" and bool(self._steps["truncateds"].any()):
+        truncated = self._steps["truncateds"].any() | self._pending.truncated.any()
+        if self.world.spec.truncates == "never" and bool(truncated):
             raise ContractError(
                 "The world declares truncates='never', but set truncated; declare 'always' and give last_obs."
             )
