@@ -1,11 +1,11 @@
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from holdfast.config import Config, Trainer, change, keys_of
+from holdfast.config import Config, Trainer, change, keys_of, read_config
 from holdfast.errors import ConfigError
 from holdfast.recipes import find_recipe
 from holdfast.report import lookup
@@ -42,7 +42,35 @@ def test_whole_numbers_come_in_many_spellings(word, number):
 
 
 def test_a_large_whole_number_keeps_every_digit():
-    assert change(BASE, {"seed": "9007199254740993"}).seed == 9007199254740993
+    for seed in (9007199254740993, 2**63 - 1):
+        assert change(BASE, {"seed": str(seed)}).seed == seed
+
+
+@pytest.mark.parametrize(
+    ("word", "value", "key", "meant"),
+    [
+        ("world", "recall", "world.name", "recall"),
+        ("policy", "auto", "policy.name", "auto"),
+        ("policy", "my.module:Policy", "policy.name", "my.module:Policy"),
+        ("py_agent", "auto", "policy.name", "auto"),
+        ("py_agent", "auto.py", "policy.name", "auto"),
+    ],
+)
+def test_other_words_for_a_key_are_understood(word, value, key, meant):
+    assert change(BASE, {word: value}) == change(BASE, {key: meant})
+    assert lookup(change(BASE, {word: value}), key) == meant
+
+
+def test_a_component_graph_is_refused_with_the_word_that_works():
+    line = told({"agent": "fast"})
+    assert line.startswith("agent=fast asks for a component graph")
+    assert line.endswith("py_agent=fast is the policy as a class.")
+
+
+@pytest.mark.parametrize("again", ["policy.name", "py_agent"])
+def test_a_key_given_under_two_names_is_refused(again):
+    line = told({"policy": "fast", again: "auto"})
+    assert line == f"{again}=auto says policy.name a second time; which one is meant?"
 
 
 @pytest.mark.parametrize("word", ["1.5", "1e-3", "inf", "nan", "-inf", "1e999"])
@@ -69,6 +97,12 @@ def test_a_delay_that_is_neither_is_refused(word):
     assert told({"world.delay": word}).startswith(f"world.delay={word}: give a whole number")
 
 
+@pytest.mark.parametrize("word", [-1, "-1", "9..2", "-3..4", (9, 2), 1_000_001, "4..1000001"])
+def test_a_delay_that_cannot_be_waited_is_refused_before_any_world_is_built(word):
+    line = told({"world.delay": word})
+    assert line == f"world.delay={word}: give a number from 0 to 1000000, or a range such as 4..24."
+
+
 @pytest.mark.parametrize(("word", "truth"), [("true", True), ("false", False), ("1", True), ("no", False)])
 def test_switches_take_the_usual_words(word, truth):
     assert change(BASE, {"world.truncate": word}).world.truncate is truth
@@ -87,18 +121,20 @@ def test_none_turns_an_optional_number_off(word):
         ("seed", None, "valid integer"),
         ("seed", 1.5, "fractional part"),
         ("seed", [1], "valid integer"),
+        ("seed", 2**63, "less than 9223372036854775808"),
+        ("seed", "99999999999999999999", "less than 9223372036854775808"),
         ("threads", "-1", "greater than or equal to 0"),
         ("device", "gpu", "'auto', 'cpu' or 'cuda'"),
         ("wandb", "online", "'off'"),
         ("wandb", "offline", "'off'"),
         ("runs_dir", 5, "valid string"),
-        ("run", "a/b", "match pattern"),
-        ("run", "../up", "match pattern"),
-        ("run", "..", "match pattern"),
-        ("run", "-x", "match pattern"),
-        ("run", "a b", "match pattern"),
-        ("run", "a\nb", "match pattern"),
-        ("run", "a\n", "match pattern"),
+        ("run", "a/b", "a name is one word of letters, digits and . _ + -; runs_dir=DIR says where"),
+        ("run", "../up", "a name is one word of letters, digits and . _ + -; runs_dir=DIR says where"),
+        ("run", "..", "a name is one word of letters, digits and . _ + -; runs_dir=DIR says where"),
+        ("run", "-x", "a name is one word of letters, digits and . _ + -; runs_dir=DIR says where"),
+        ("run", "a b", "a name is one word of letters, digits and . _ + -; runs_dir=DIR says where"),
+        ("run", "a\nb", "a name is one word of letters, digits and . _ + -; runs_dir=DIR says where"),
+        ("run", "a\n", "a name is one word of letters, digits and . _ + -; runs_dir=DIR says where"),
         ("world.name", "recal", "'recall'"),
         ("world.name", "gym:CartPole-v1", "'recall'"),
         ("world.agents", "0", "greater than or equal to 1"),
@@ -119,7 +155,11 @@ def test_none_turns_an_optional_number_off(word):
         ("trainer.bptt_horizon", "0", "greater than or equal to 1"),
         ("trainer.minibatch_size", "-64", "greater than or equal to 1"),
         ("trainer.optimizer.learning_rate", "0", "greater than 0"),
-        ("trainer.optimizer.learning_rate", "nan", "greater than 0"),
+        ("trainer.optimizer.learning_rate", "nan", "finite number"),
+        ("trainer.optimizer.learning_rate", "inf", "finite number"),
+        ("trainer.optimizer.learning_rate_end", "inf", "finite number"),
+        ("trainer.ppo.vf_coef", float("inf"), "finite number"),
+        ("trainer.ppo.max_grad_norm", "1e999", "finite number"),
         ("trainer.optimizer.learning_rate", "fast", "valid number"),
         ("trainer.optimizer.learning_rate_end", "-1", "greater than or equal to 0"),
         ("trainer.optimizer.beta1", "1", "less than 1"),
@@ -163,6 +203,9 @@ def test_a_key_with_a_letter_missing_or_two_swapped_is_recognised(key):
         ("delay", "world.delay"),
         ("hidden_size", "policy.hidden_size"),
         ("trainer.gamma", "trainer.ppo.gamma"),
+        ("gamma", "trainer.ppo.gamma"),
+        ("agents", "world.agents"),
+        ("name", "world.name or policy.name"),
         ("Seed", "seed"),
     ],
 )
@@ -192,6 +235,16 @@ def test_changing_a_key_leaves_the_first_config_alone():
 def test_an_unknown_key_in_a_file_is_refused():
     with pytest.raises(ValidationError, match="extra"):
         Config.model_validate({"trainer": {"epochs": 3}})
+    with pytest.raises(ConfigError) as caught:
+        read_config('{"trainer": {"epochs": 3}}')
+    assert str(caught.value).startswith("this is not a config of this version: trainer.epochs=3: ")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"seed": -1}', '{"world": {"delay": -1}}'])
+def test_a_file_that_holds_no_config_is_told_in_one_line(text):
+    with pytest.raises(ConfigError, match="this is not a config of this version: ") as caught:
+        read_config(text)
+    assert "\n" not in str(caught.value)
 
 
 overrides = st.fixed_dictionaries(
@@ -217,20 +270,22 @@ overrides = st.fixed_dictionaries(
 @given(overrides)
 def test_a_config_survives_being_written_and_read(changes):
     config = change(BASE, changes)
-    assert Config.model_validate_json(config.model_dump_json()) == config
+    assert read_config(config.model_dump_json()) == config
     for key, value in changes.items():
         assert lookup(config, key) == value
 
 
 def test_a_minibatch_of_a_thousand_is_told_the_sizes_beside_it():
     message = told({"trainer.minibatch_size": "1000"})
-    assert message.startswith("trainer.minibatch_size=1000 is not a multiple of trainer.bptt_horizon=64; ")
-    assert "1024" in message
+    assert (
+        message == "trainer.minibatch_size=1000 is not a multiple of trainer.bptt_horizon=64; "
+        "try trainer.minibatch_size=512 or 1024."
+    )
 
 
 def test_a_minibatch_smaller_than_a_segment_is_told_one_size_only():
     message = told({"trainer.minibatch_size": "10"})
-    assert "trainer.bptt_horizon=64; try 64" in message
+    assert "trainer.bptt_horizon=64; try trainer.minibatch_size=64." in message
     assert " 0 " not in message
 
 
@@ -238,6 +293,67 @@ def test_a_batch_that_wastes_steps_is_told_the_arithmetic():
     message = told({"trainer.batch_size": 512 * 9})
     assert "trainer.batch_size=4608" in message
     assert "world.agents * trainer.bptt_horizon = 64 * 64 = 4096" in message
+
+
+def proposals(keys):
+    """The sizes that are proposed for sizes that do not fit, each with all the keys it was proposed for."""
+    try_this, _, with_this = told(keys).split("try ")[1].partition(" with ")
+    key, _, rest = try_this.partition("=")
+    sizes = [int(size) for size in re.findall(r"\d+", rest)]
+    others = {other: int(size) for other, size in re.findall(r"([\w.]+)=(\d+)", with_this)}
+    assert sizes
+    assert sizes == sorted(set(sizes))
+    assert all(size > 0 for size in sizes)
+    return [keys | {key: size} | others for size in sizes]
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"trainer.batch_size": 5000},
+        {"trainer.batch_size": 1},
+        {"trainer.minibatch_size": 1000},
+        {"trainer.minibatch_size": 960},
+        {"trainer.minibatch_size": 1},
+        {"trainer.minibatch_size": 10**6},
+        {"world.agents": 48},
+        {"world.agents": 48, "trainer.minibatch_size": 1000},
+        {"trainer.batch_size": 5000, "trainer.minibatch_size": 1000},
+        {"trainer.bptt_horizon": 60},
+    ],
+    ids=str,
+)
+def test_every_size_that_is_proposed_instead_of_one_that_does_not_fit_the_recipe_works(keys):
+    for proposed in proposals(keys):
+        change(BASE, proposed)
+
+
+size_of_a_run = {
+    "world.agents": st.integers(1, 40),
+    "trainer.bptt_horizon": st.integers(1, 16),
+    "trainer.minibatch_size": st.integers(1, 300),
+    "trainer.batch_size": st.integers(1, 3000),
+}
+
+
+def fit(keys):
+    """Whether whole segments fill the minibatches, and whole minibatches and rollouts the batch."""
+    agents, horizon, minibatch, batch = (keys[key] for key in size_of_a_run)
+    return minibatch % horizon == 0 and batch % minibatch == 0 and batch % (agents * horizon) == 0
+
+
+@example(dict(zip(size_of_a_run, (64, 60, 512, 4096), strict=True)))
+@settings(max_examples=200)
+@given(st.fixed_dictionaries(size_of_a_run))
+def test_sizes_that_fit_are_taken_and_every_other_is_told_sizes_that_work(keys):
+    if fit(keys):
+        config = change(BASE, keys)
+        assert config.rollout_length * config.world.agents == config.trainer.batch_size
+        assert config.rollout_length % config.trainer.bptt_horizon == 0
+        return
+    for proposed in proposals(keys):
+        assert fit(proposed)
+        change(BASE, proposed)
 
 
 @settings(max_examples=60)
@@ -249,18 +365,13 @@ def test_every_batch_size_that_is_proposed_for_wasted_steps_works(agents, horizo
         "trainer.minibatch_size": rows * horizon,
         "trainer.batch_size": batches * rows * horizon,
     }
-    if keys["trainer.batch_size"] % (agents * horizon) == 0:
-        config = change(BASE, keys)
-        assert config.rollout_length * agents == config.trainer.batch_size
-        assert config.rollout_length % horizon == 0
+    if fit(keys):
+        change(BASE, keys)
         return
-    message = told(keys)
-    assert f"{agents} * {horizon} = {agents * horizon}" in message
-    proposed = [int(size) for size in re.findall(r"\d+", message.split("try ")[1])]
-    assert proposed
-    for size in proposed:
-        config = change(BASE, keys | {"trainer.batch_size": size})
-        assert config.trainer.batch_size == size
+    assert f"{agents} * {horizon} = {agents * horizon}" in told(keys)
+    for proposed in proposals(keys):
+        assert proposed["trainer.batch_size"] % (rows * horizon) == 0
+        change(BASE, proposed)
 
 
 def test_the_iterations_reach_the_steps_that_were_asked_for():

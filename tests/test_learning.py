@@ -4,10 +4,10 @@ import json
 
 import pytest
 import torch
-from small import OnlySpec, make_small
 from tensordict import TensorDict
 
 import holdfast
+from small import OnlySpec, make_small
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("annotations_asleep")]
 

@@ -1,3 +1,4 @@
+import ast
 import json
 import os
 import signal
@@ -75,31 +76,37 @@ def test_the_config_in_the_folder_is_the_one_that_was_asked_for(mixed):
 
 def test_the_command_in_the_folder_says_how_the_run_was_made(mixed):
     told = (mixed.folder / "command.txt").read_text()
-    assert told.startswith("command: holdfast.train('recall')\n")
+    command = told.splitlines()[0].removeprefix("command: holdfast.train('recall', ").removesuffix(")")
+    asked = {"runs_dir": str(mixed.folder.parent), "run": "mixed", "world.delay": "2..9", "seed": 3}
+    assert ast.literal_eval(command) == {**TINY, **asked}
     assert f"torch: {torch.__version__}\n" in told
 
 
 def test_every_number_is_described_and_every_description_has_a_number(mixed):
     lines = metrics_of(mixed.folder)
     assert {key for line in lines for key in line} == METRICS.keys()
+    assert all(line.keys() == METRICS.keys() - EVALUATION for line in lines[:-1])
+    assert lines[-1].keys() == {"iteration", "global_step"} | EVALUATION
     for line in lines:
-        assert line.keys() - EVALUATION == METRICS.keys() - EVALUATION
         assert all(isinstance(number, int | float) and number == number for number in line.values())
 
 
 def test_the_lines_count_iterations_and_steps(mixed):
     lines = metrics_of(mixed.folder)
-    updates = [line for line in lines if not EVALUATION & line.keys()]
-    assert [line["iteration"] for line in updates] == list(range(1, 21))
-    assert [line["global_step"] for line in updates] == [256 * (i + 1) for i in range(20)]
-    assert lines[-1] == mixed.metrics
-    assert lines[-1].keys() >= EVALUATION
-    seconds = [line["seconds"] for line in lines]
+    assert [line["iteration"] for line in lines] == [*range(1, 21), 20]
+    assert [line["global_step"] for line in lines] == [*range(256, 5121, 256), 5120]
+    seconds = [line["seconds"] for line in lines[:-1]]
     assert seconds == sorted(seconds)
 
 
+def test_a_run_returns_what_its_last_iteration_and_its_evaluation_measured(mixed):
+    *_, iteration, evaluation = metrics_of(mixed.folder)
+    assert mixed.metrics == iteration | evaluation
+    assert mixed.metrics.keys() == METRICS.keys()
+
+
 def test_replaying_gives_what_was_lived_in_every_line(mixed):
-    for line in metrics_of(mixed.folder):
+    for line in metrics_of(mixed.folder)[:-1]:
         assert line["memory/replay_error"] <= 1e-5
         assert line["memory/replay_value_error"] <= 1e-5
 
@@ -213,8 +220,45 @@ def test_every_kind_of_run_replays_what_it_lived(tmp_path, keys):
     lines = metrics_of(run.folder)
     assert run.finished
     assert len(lines) == 3
-    assert all(line["memory/replay_error"] <= 1e-5 for line in lines)
+    assert all(line["memory/replay_error"] <= 1e-5 for line in lines[:-1])
     assert 0 <= lines[-1]["eval/return_mean"] <= 1
+
+
+def test_python_takes_the_words_of_the_command_line(tmp_path):
+    run = tiny_train(tmp_path, world="recall", py_agent="auto.py", trainer__total_timesteps="256")
+    config = Config.model_validate_json((run.folder / "config.json").read_text())
+    assert (config.world.name, config.policy.name, config.iterations) == ("recall", "auto", 1)
+
+
+def test_a_run_asked_to_stop_while_it_is_evaluated_is_a_finished_one(tmp_path, monkeypatch):
+    module = sys.modules["holdfast.train"]
+    evaluation = module.final_evaluation
+
+    def stopped(*words):
+        signal.raise_signal(signal.SIGINT)
+        return evaluation(*words)
+
+    monkeypatch.setattr(module, "final_evaluation", stopped)
+    run = tiny_train(tmp_path, trainer__total_timesteps=256)
+    assert run.finished
+    assert run.metrics.keys() >= EVALUATION
+
+
+def test_a_run_asked_to_stop_before_its_evaluation_is_not_finished(tmp_path, monkeypatch):
+    module = sys.modules["holdfast.train"]
+    update = module.update
+
+    def stopped(*words, **options):
+        signal.raise_signal(signal.SIGTERM)
+        return update(*words, **options)
+
+    # There is one iteration only: all steps were collected and learnt from, but nothing was evaluated.
+    monkeypatch.setattr(module, "update", stopped)
+    run = tiny_train(tmp_path, trainer__total_timesteps=256)
+    assert not run.finished
+    assert metrics_of(run.folder) == [run.metrics]
+    assert not run.metrics.keys() & EVALUATION
+    assert run.checkpoint.name == "000001"
 
 
 def test_a_broken_run_still_saves_what_it_had(tmp_path, capsys):
@@ -222,7 +266,7 @@ def test_a_broken_run_still_saves_what_it_had(tmp_path, capsys):
     # With a bonus this large the loss overflows in the first update.
     assert main(["train", *words, "trainer.ppo.ent_coef=3e38", "trainer.ppo.vf_coef=3e38"]) == 1
     said = capsys.readouterr().err
-    assert said.startswith("holdfast: The gradient is not finite in update 0")
+    assert said.startswith("holdfast: The gradient is not finite; the weights are those before")
     assert said.count("\n") == 1
     assert all(leaf.isfinite().all() for leaf in weights_in(tmp_path / "broken").values())
 
@@ -252,7 +296,7 @@ def test_the_seeds_command_trains(tmp_path):
     assert told.stdout.splitlines()[-1] == f"results {tmp_path}/test_fast"
     folder = tmp_path / "test_fast"
     assert [line["global_step"] for line in metrics_of(folder)] == [4096, 8192, 8192]
-    assert all(line["memory/replay_error"] <= 1e-5 for line in metrics_of(folder))
+    assert all(line["memory/replay_error"] <= 1e-5 for line in metrics_of(folder)[:-1])
     assert f"command: holdfast train {' '.join(asked)}" in (folder / "command.txt").read_text()
     config = Config.model_validate_json((folder / "config.json").read_text())
     assert (config.run, config.policy.name, config.trainer.num_workers) == ("test_fast", "fast", 2)

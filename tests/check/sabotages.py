@@ -7,7 +7,8 @@ from tensordict import TensorDict
 from torch import nn
 
 from holdfast.experience import Collector
-from holdfast.policies import LSTMWrapper
+from holdfast.policies import Fast, LSTMWrapper
+from holdfast.worlds import make_world
 from small import Small
 
 
@@ -218,7 +219,137 @@ class WrongKernel(Small):
         return (y * (1 + 1e-4) if y.dim() == 3 else y), after
 
 
+class NoClearInFloat32(Small):
+    """Clears in the precision of the proof, not in that of the training."""
+
+    def unroll(self, obs, first, state, valid=None):
+        if self.inwards.weight.dtype == torch.float32:
+            first = torch.zeros_like(first)
+        return super().unroll(obs, first, state, valid)
+
+
+class NoClearInTraining(Small):
+    """Clears in evaluation mode only."""
+
+    def unroll(self, obs, first, state, valid=None):
+        return super().unroll(obs, torch.zeros_like(first) if self.training else first, state, valid)
+
+
+class DropsOut(Small):
+    """Thinks at random, so that nothing lived can be replayed."""
+
+    def encode(self, obs):
+        return torch.dropout(super().encode(obs), 0.3, self.training)
+
+
+class ReadsWhereNobodyActs(Small):
+    """Takes no notice of who is away."""
+
+    def unroll(self, obs, first, state, valid=None):
+        return super().unroll(obs, first, state, None)
+
+
+class GradientThroughTheEncoder(Small):
+    """Keeps what it saw last, graph and all, beside its memory; its values are right."""
+
+    last = None
+
+    def encode(self, obs):
+        x = super().encode(obs)
+        leak = 0.0 if self.last is None or len(self.last) != len(x) else self.last - self.last.detach()
+        self.last = x
+        return x + leak
+
+
+class SecondMemory(Small):
+    """Remembers something that get_memory does not know of."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.trace = {}
+
+    def unroll(self, obs, first, state, valid=None):
+        thoughts, after = super().unroll(obs, first, state, valid)
+        if first.dim() == 1 and not self.store.is_replaying:
+            trace = self.trace.get(len(first), torch.zeros_like(thoughts.values))
+            self.trace[len(first)] = trace = torch.where(first, 0.0, 0.5 * trace + obs[:, 0])
+            thoughts = thoughts._replace(values=thoughts.values + trace.detach())
+        return thoughts, after
+
+    def reset_memory(self):
+        self.trace.clear()
+        super().reset_memory()
+
+
+class NaNGradient(Small):
+    """What its cell says is right, and the gradient into what it reads is not a number."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.lstm.cell.register_forward_pre_hook(self.spoil)
+
+    @staticmethod
+    def spoil(cell, arguments):
+        x = arguments[0]
+        if x.requires_grad:
+            x = x.clone()
+            x.register_hook(lambda gradient: gradient * torch.nan)
+        return x, *arguments[1:]
+
+
+class HoardsReplays(Small):
+    """Keeps everything it ever replayed."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.past = []
+
+    def unroll(self, obs, first, state, valid=None):
+        if self.store.is_replaying:
+            self.past.append(obs.clone())
+        return super().unroll(obs, first, state, valid)
+
+
+class DeafToTrials(Small):
+    """Takes no notice of trials although it should clear at them."""
+
+    def forward(self, td, state=None, action=None):
+        td["trial"] = torch.zeros_like(td["trial"])
+        return super().forward(td, state, action)
+
+
+class FastZeroEntry(Fast):
+    """`fast`, learning from zeros: a newborn one says little, so the error is small."""
+
+    def __init__(self, **options):
+        super().__init__(make_world("recall", agents=1).spec, **options)
+
+    def replay(self, entry):
+        return super().replay(entry.apply(torch.zeros_like))
+
+
+class FastOtherWhenCompiled(Fast):
+    """`fast`, a thousandth off once it is compiled."""
+
+    def __init__(self, **options):
+        super().__init__(make_world("recall", agents=1).spec, **options)
+
+    def encode(self, obs):
+        x = super().encode(obs)
+        return x * 1.001 if torch.compiler.is_compiling() else x
+
+
+ON_FAST = [(FastZeroEntry, "replay"), (FastOtherWhenCompiled, "agree")]
+
 POLICIES = [
+    (NoClearInFloat32, "clear"),
+    (NoClearInTraining, "clear"),
+    (DropsOut, "replay"),
+    (ReadsWhereNobodyActs, "clear"),
+    (GradientThroughTheEncoder, "cut"),
+    (SecondMemory, "restore"),
+    (NaNGradient, "agree"),
+    (HoardsReplays, "bounded"),
     (NoDetach, "cut"),
     (NoDetach, "bounded"),
     (EntryWithGraph, "cut"),

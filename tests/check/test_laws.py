@@ -1,7 +1,7 @@
 import pytest
 
 import holdfast
-from check.sabotages import COLLECTORS, POLICIES, LateClear, NoClear
+from check.sabotages import COLLECTORS, ON_FAST, POLICIES, DeafToTrials, LateClear, NoClear
 from holdfast.check import probes
 from holdfast.check.laws import LAWS, measure
 from small import OnlySpec, Small, make_small
@@ -33,6 +33,25 @@ def test_a_sabotaged_policy_is_caught(sabotage, law):
     found = verdict(make_small(sabotage), law)
     assert not found.ok
     assert found.finding
+
+
+@pytest.mark.parametrize(("sabotage", "law"), ON_FAST, ids=lambda part: getattr(part, "__name__", part))
+def test_a_sabotaged_fast_is_caught_although_it_says_little(sabotage, law):
+    (found,) = measure(make_small(sabotage), holdfast.make_world("recall", agents=1), [law])
+    assert not found.ok
+    assert found.finding
+
+
+@pytest.mark.parametrize("clear_on", ["trial", "never"])
+def test_what_clears_is_read_from_the_policy(clear_on):
+    laws = {
+        name: verdict(make_small(clear_on=clear_on), name) for name in ("carry", "clear", "replay", "agree")
+    }
+    assert all(law.ok for law in laws.values()), {name: law.finding for name, law in laws.items()}
+
+
+def test_a_policy_that_takes_no_notice_of_trials_is_caught():
+    assert not verdict(make_small(DeafToTrials, clear_on="trial"), "clear").ok
 
 
 @pytest.mark.parametrize(("sabotage", "law"), COLLECTORS, ids=lambda part: getattr(part, "__name__", part))

@@ -1,10 +1,12 @@
 import copy
+import dataclasses
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.errors import ContractError
 from holdfast.experience import Collector, value_of
 from holdfast.policies import make_policy
 from holdfast.policies.template import sample
@@ -67,17 +69,38 @@ def test_a_tail_is_the_step_after_the_row():
             agent, segment = divmod(b, 3)
             after = rollout * 3 * T + (segment + 1) * T
             assert segments.tail["rewards"][b] == 1000 * agent + after
-            for key, name in (("dones", "terminated"), ("truncateds", "truncated"), ("valid", "valid")):
+            for key, name in (("dones", "terminated"), ("truncateds", "truncated")):
                 assert segments.tail[key][b] == script.tables[name][agent, after]
 
 
-def test_a_tails_value_is_the_next_rows_first():
-    _, (segments,) = live(make_reader(), random_script(A, 40, 3), length=3 * T)
-    values = segments.steps["values"].unflatten(0, (A, 3))
-    tails = segments.tail["values"].unflatten(0, (A, 3))
-    assert torch.equal(tails[:, :-1], values[:, 1:, 0])
-    lasts = segments.steps["last_values"].unflatten(0, (A, 3))
-    assert torch.equal(segments.tail["last_values"].unflatten(0, (A, 3))[:, :-1], lasts[:, 1:, 0])
+def worth_by_hand(life, t):
+    """What step t of one agent's life is worth to the step before it: look for who acts next."""
+    while t < len(life["valid"]) and not life["valid"][t]:
+        t += 1
+        if life["dones"][t]:
+            return 0.0
+        if life["truncateds"][t]:
+            return float(life["last_values"][t])
+    return float(life["values"][t])
+
+
+def test_a_tails_value_is_what_the_next_step_is_worth():
+    seen = set()
+    for seed in range(10):
+        _, (segments,) = live(make_reader(), random_script(A, 40, seed, gone=0.4), length=3 * T)
+        steps, tail = (part.unflatten(0, (A, 3)) for part in (segments.steps, segments.tail))
+        assert torch.equal(tail["last_values"][:, :-1], steps["last_values"][:, 1:, 0])
+        for agent in range(A):
+            keys = ("dones", "truncateds", "values", "last_values")
+            life = {key: torch.cat([steps[key][agent].flatten(), tail[key][agent, -1:]]) for key in keys}
+            life["valid"] = steps["valid"][agent].flatten()
+            for segment in range(2):
+                found = float(tail["values"][agent, segment])
+                assert found == worth_by_hand(life, (segment + 1) * T)
+                acted = bool(steps["valid"][agent, segment + 1, 0])
+                assert not acted or found == float(steps["values"][agent, segment + 1, 0])
+                seen.add("acted" if acted else "ended" if found == 0 else "stepped over")
+    assert seen == {"acted", "ended", "stepped over"}
 
 
 def test_the_last_tails_value_is_what_the_next_rollout_says_with_the_same_weights():
@@ -219,6 +242,31 @@ def test_a_world_that_never_truncates_is_not_asked_for_last_observations():
     assert len(calls) == 2 * T + 1
 
 
+class Silent(Scripted):
+    """Never tells what was last seen."""
+
+    def say(self):
+        return dataclasses.replace(super().say(), last_obs=None)
+
+
+def truncated_at(step):
+    cut = torch.zeros(A, 40, dtype=torch.bool)
+    cut[:, step] = True
+    return cut
+
+
+@pytest.mark.parametrize("step", [3, 2 * T])
+def test_a_truncation_without_a_last_observation_is_an_error(step):
+    with pytest.raises(ContractError, match="truncates always, but a step came without last_obs; give"):
+        live(make_reader(), Silent(A, 40, truncated=truncated_at(step)))
+
+
+@pytest.mark.parametrize("step", [1, 2 * T - 1, 2 * T])
+def test_a_truncation_in_a_world_that_never_truncates_is_an_error(step):
+    with pytest.raises(ContractError, match="declares truncates='never', but set truncated; declare"):
+        live(make_reader(), Scripted(A, 40, truncates="never", truncated=truncated_at(step)))
+
+
 def test_asking_for_a_value_advances_nothing():
     policy = make_reader()
     live(policy, random_script(A, 40, 9))
@@ -254,13 +302,18 @@ def test_where_nobody_acts_memory_stands_still():
     torch.testing.assert_close(now["h"][1], states[10]["h"][1])
 
 
-def test_what_an_absent_agent_is_shown_is_forgotten():
-    class Noisy(Scripted):
-        def say(self):
-            step = super().say()
-            step.obs[~step.valid] += 500.0 * (self.t % 3)
-            return step
+class Noisy(Scripted):
+    """Shows absent agents something else."""
 
+    noise = 500.0
+
+    def say(self):
+        step = super().say()
+        step.obs[~step.valid] += self.noise * (1 + self.t % 3)
+        return step
+
+
+def test_what_an_absent_agent_is_shown_is_forgotten():
     there = torch.rand(A, 40, generator=torch.Generator().manual_seed(3)) < 0.7
     calm, noisy = make_reader(), make_reader()
     _, (one,) = live(calm, Scripted(A, 40, valid=there))
@@ -269,6 +322,19 @@ def test_what_an_absent_agent_is_shown_is_forgotten():
     assert torch.equal(one.entry["h"], other.entry["h"])
     for key in ("values", "act_log_prob", "actions"):
         assert torch.equal(one.steps[key], other.steps[key])
+
+
+@pytest.mark.parametrize("noise", [500.0, float("nan")])
+def test_what_an_absent_agent_is_shown_after_the_rollout_is_forgotten_too(noise):
+    there = torch.ones(A, 40, dtype=torch.bool)
+    there[1, 2 * T] = False
+    loud = Noisy(A, 40, valid=there)
+    loud.noise = noise
+    _, (one,) = live(make_reader(), Scripted(A, 40, valid=there))
+    _, (other,) = live(make_reader(), loud)
+    assert torch.equal(one.tail["values"], other.tail["values"])
+    # Nobody knows yet what comes: what the last step was worth stands in.
+    assert one.tail["values"].unflatten(0, (A, 2))[1, 1] == one.steps["values"].unflatten(0, (A, 2))[1, 1, -1]
 
 
 def test_nothing_that_was_lived_carries_a_graph():

@@ -3,6 +3,7 @@ import copy
 import pytest
 import torch
 
+from holdfast.errors import ContractError
 from holdfast.experience import Collector, evaluate
 from holdfast.policies import Fast
 from holdfast.worlds import make_world
@@ -39,7 +40,7 @@ class Numbered(Scripted):
 
 @torch.no_grad()
 def by_hand(policy, world, share, cleared):
-    """Greedy returns of each agent's first `share` episodes, lived with `unroll` alone."""
+    """Greedy returns of all agents' first episodes, then of their second ones, lived with `unroll` alone."""
     state, step = policy.lstm.cell.initial(world.agents), world.reset()
     returns, total = [[] for _ in range(world.agents)], torch.zeros(world.agents)
     while min(map(len, returns)) < share:
@@ -51,7 +52,7 @@ def by_hand(policy, world, share, cleared):
             if step.terminated[agent] or step.truncated[agent]:
                 returns[agent].append(float(total[agent]))
                 total[agent] = 0
-    return [paid for mine in returns for paid in mine[:share]]
+    return [mine[episode] for episode in range(share) for mine in returns]
 
 
 @pytest.mark.parametrize("truncate", [False, True])
@@ -64,23 +65,39 @@ def test_an_evaluation_is_the_greedy_life_lived_by_hand(memory, truncate):
     assert found.return_mean == pytest.approx(float(found.returns.double().mean()))
 
 
-def test_clearing_the_memory_makes_a_difference():
-    policy, world = make_reader(), Paying(5)
+@pytest.mark.parametrize("clear_on", ["episode", "trial", "never"])
+def test_clearing_the_memory_makes_a_difference_whenever_it_is_emptied_otherwise(clear_on):
+    policy, world = make_reader(clear_on=clear_on), Paying(5)
     intact = evaluate(policy, world, episodes=20)
     cleared = evaluate(policy, world, episodes=20, memory="cleared")
     assert not torch.equal(intact.returns, cleared.returns)
+    assert cleared.returns.tolist() == by_hand(policy, world, 4, cleared=True)
 
 
 def test_every_agent_counts_its_first_episodes_and_equally_many():
     # The agents' episodes last 1 to 5 steps; the quick ones finish many more than are counted.
     returns = evaluate(make_reader(), Numbered(5), episodes=15).returns
-    assert returns.tolist() == [1000 * agent + episode for agent in range(5) for episode in range(3)]
+    assert returns.tolist() == [1000 * agent + episode for episode in range(3) for agent in range(5)]
 
 
 def test_exactly_as_many_episodes_are_counted_as_were_asked_for():
-    for episodes in (1, 4, 5, 6, 11):
+    for episodes in (1, 4, 5, 6, 11, 14):
         returns = evaluate(make_reader(), Numbered(5), episodes=episodes).returns
         assert len(returns) == len(set(returns.tolist())) == episodes
+        counts = torch.bincount(returns.long() // 1000, minlength=5)
+        assert int(counts.max() - counts.min()) <= 1
+
+
+def test_an_agent_that_never_finishes_is_told_when_patience_ends():
+    ends = torch.zeros(3, 200, dtype=torch.bool)
+    ends[[0, 2], 1:] = True
+    with pytest.raises(ContractError, match="Agent 1 finished no episode within 50 steps; evaluation needs"):
+        evaluate(make_reader(), Scripted(3, 200, terminated=ends), episodes=6, patience=50)
+
+
+def test_patience_is_for_one_episode_and_not_for_all():
+    # Episodes of up to five steps, and ten of them each.
+    assert len(evaluate(make_reader(), Numbered(5), episodes=50, patience=5).returns) == 50
 
 
 def test_an_evaluation_leaves_the_training_alone():

@@ -54,6 +54,14 @@ def test_latest_moves_with_each_save_and_the_others_stay(run):
     assert sorted(os.listdir(run.path / "checkpoints")) == ["000001", "000002", "latest"]
 
 
+def test_an_iteration_saved_again_gets_a_folder_of_its_own(run):
+    policies = [small_policy(seed) for seed in range(3)]
+    saved = [run.save(policy, CONFIG, 1) for policy in policies]
+    assert [checkpoint.name for checkpoint in saved] == ["000001", "000001-2", "000001-3"]
+    assert all(holds(checkpoint, policy) for checkpoint, policy in zip(saved, policies, strict=True))
+    assert (run.path / "checkpoints" / "latest").resolve() == saved[-1].resolve()
+
+
 def test_a_run_folder_can_be_moved_with_its_latest(run, tmp_path):
     policy = small_policy(1)
     run.save(policy, CONFIG, 1)
@@ -91,21 +99,25 @@ def crash(*words, **options):
         "not moved",
     ],
 )
-def test_a_save_that_is_interrupted_leaves_the_last_checkpoint_whole(run, monkeypatch, where, what):
+@pytest.mark.parametrize("iteration", [1, 2], ids=["again", "next"])
+def test_a_save_that_is_interrupted_leaves_the_last_checkpoint_whole(
+    run, monkeypatch, where, what, iteration
+):
     one, other = small_policy(1), small_policy(2)
     saved = run.save(one, CONFIG, 1)
     with monkeypatch.context() as broken:
         broken.setattr(where, *what)
         with pytest.raises(CrashError):
-            run.save(other, CONFIG, 2)
+            run.save(other, CONFIG, iteration)
     assert holds(saved, one)
     assert holds(run.path / "checkpoints" / "latest", one)
     # What has a checkpoint's name is a whole one, even if nothing points to it yet.
     for named in (run.path / "checkpoints").glob("[0-9]*"):
         assert holds(named, one) or holds(named, other)
     # And the next save is none the worse for the rubbish left behind.
-    run.save(other, CONFIG, 2)
+    run.save(other, CONFIG, iteration)
     assert holds(run.path / "checkpoints" / "latest", other)
+    assert holds(saved, one)
 
 
 def test_a_first_save_that_is_interrupted_leaves_no_latest(run, monkeypatch):

@@ -3,16 +3,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.learn.advantage import gae, scan_back, shift_in
-
-
-def loop_back(add, keep, end):
-    """y[t] = add[t] + keep[t] y[t+1], one step after the other."""
-    y, found = end.clone(), []
-    for t in reversed(range(add.shape[1])):
-        y = add[:, t] + keep[:, t] * y
-        found.append(y)
-    return torch.stack(found[::-1], dim=1) if found else torch.zeros_like(add)
+from holdfast.experience.worth import scan_back
+from holdfast.learn.advantage import gae
 
 
 def plain_gae(case, gamma, lam):
@@ -73,27 +65,6 @@ def row(values, rewards, *, terminated=(), truncated=(), gone=(), last=0.0, end=
 
 sizes = {"B": st.integers(1, 4), "T": st.integers(1, 70), "seed": st.integers(0, 10**6)}
 shares = st.sampled_from([0.0, 0.1, 0.5, 1.0])
-
-
-@given(**sizes)
-def test_scanning_back_is_the_plain_loop(B, T, seed):
-    generator = torch.Generator().manual_seed(seed)
-    add, keep = torch.randn(2, B, T, generator=generator, dtype=torch.float64)
-    end = torch.randn(B, generator=generator, dtype=torch.float64)
-    keep = keep.clamp(-1, 1) * (torch.rand(B, T, generator=generator) < 0.8)
-    torch.testing.assert_close(scan_back(add, keep, end), loop_back(add, keep, end), rtol=1e-12, atol=1e-12)
-
-
-def test_scanning_back_by_hand():
-    # y2 = 3 + 0.5 * 8 = 7;  y1 = 2 + 0 * 7 = 2;  y0 = 1 + 10 * 2 = 21
-    add = torch.tensor([[1.0, 2.0, 3.0]])
-    keep = torch.tensor([[10.0, 0.0, 0.5]])
-    assert scan_back(add, keep, torch.tensor([8.0])).tolist() == [[21.0, 2.0, 7.0]]
-
-
-def test_what_is_shifted_in_comes_from_the_next_step_and_the_tail():
-    x = torch.tensor([[1, 2, 3], [4, 5, 6]])
-    assert shift_in(x, torch.tensor([7, 8])).tolist() == [[2, 3, 7], [5, 6, 8]]
 
 
 @given(**sizes, gamma=st.floats(0, 1), lam=st.floats(0, 1), ends=shares, gone=shares)
@@ -207,7 +178,7 @@ def test_nothing_crosses_an_end(B, T, seed):
 def test_with_lambda_one_value_plus_advantage_is_the_discounted_return(B, T, seed):
     case = random_case(B, T, seed, ends=0.0, gone=0.0)
     found = case["values"] + gae(**case, gamma=0.9, lam=1.0)
-    returns = loop_back(
+    returns = scan_back(
         case["next_rewards"], torch.full((B, T), 0.9, dtype=torch.float64), case["end_values"]
     )
     torch.testing.assert_close(found, returns, rtol=1e-9, atol=1e-9)

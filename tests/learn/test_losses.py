@@ -59,7 +59,7 @@ def test_whatever_stands_where_nobody_acted_changes_nothing(name, B, T, seed):
         assert torch.equal(LOSSES[name](*case, valid), LOSSES[name](*disturbed, valid))
 
 
-@pytest.mark.parametrize("name", [name for name in LOSSES if name != "explained_variance"])
+@pytest.mark.parametrize("name", LOSSES)
 def test_nobody_at_all_gives_zero(name):
     case, valid = random_case(2, 3, 0)
     assert float(LOSSES[name](*case, torch.zeros_like(valid))) == 0.0
@@ -173,3 +173,10 @@ def test_explained_variance_by_hand():
     near(losses.explained_variance(numbers(3, 2, 1) - 2, returns, EVERYBODY), -3.0)
     # Half of the way: R - v = 0.5 1 1.5, a quarter of the variance.
     near(losses.explained_variance(returns / 2, returns, EVERYBODY), 0.75)
+
+
+@pytest.mark.parametrize("value", [0.0, 2.0, -7.0])
+def test_where_all_returns_are_the_same_there_is_nothing_to_explain(value):
+    returns = numbers(2, 2, 2)
+    assert float(losses.explained_variance(torch.full_like(returns, value), returns, EVERYBODY)) == 0.0
+    assert float(losses.explained_variance(numbers(1, value, 3), returns, EVERYBODY)) == 0.0

@@ -1,4 +1,5 @@
 import copy
+import dataclasses
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ from holdfast.errors import ContractError
 from holdfast.experience import Collector, Segments, minibatches
 from holdfast.learn import advantage, loss_of, losses, replay, targets_of, update
 from holdfast.report import METRICS
-from scripted import Reader, make_reader, random_script
+from scripted import Reader, Scripted, make_reader, random_script
+from small import make_small
 
 A, T = 4, 5
 PLAIN = PPO(gamma=0.9, gae_lambda=0.8)
@@ -109,14 +111,15 @@ def test_an_update_reads_every_step_once_an_epoch_and_whole_rows_at_a_time(epoch
     run_update(policy, segments, epochs=epochs, rows=rows)
     per_epoch = len(segments) // rows
     assert len(policy.seen) == epochs * per_epoch
-    everything = sorted(segments.steps["env_obs"].flatten().tolist())
+    # What nobody acted on is read as zeros.
+    there = segments.steps["valid"][..., None]
+    steps = torch.where(there, segments.steps["env_obs"], 0.0).flatten(1).tolist()
+    assert 0 < int(there.sum()) < there.numel()
     for epoch in range(epochs):
         minibatch = policy.seen[epoch * per_epoch : (epoch + 1) * per_epoch]
-        assert sorted(number for seen in minibatch for number in seen) == everything
-        for seen in minibatch:
-            # Steps of a row follow each other: 2005 2006 2007 2008 2009.
-            starts = seen[::T]
-            assert seen == [start + t for start in starts for t in range(T)]
+        assert all(len(seen) == rows * T for seen in minibatch)
+        read = [seen[start : start + T] for seen in minibatch for start in range(0, rows * T, T)]
+        assert sorted(read) == sorted(steps)
 
 
 def test_the_epochs_of_two_updates_have_different_orders():
@@ -274,6 +277,41 @@ def test_steps_nobody_acted_in_do_not_reach_the_advantage_either():
     assert torch.equal(again.returns[valid], targets.returns[valid])
 
 
+def test_a_row_cut_where_nobody_acts_has_the_advantages_of_the_whole_one():
+    # Nobody acts in step 5, which is the first of the second row; with lambda 0 a cut changes nothing else.
+    there = torch.ones(A, 12, dtype=torch.bool)
+    there[:, T] = False
+    found = []
+    for horizon in (T, 2 * T):
+        collector = Collector(
+            Scripted(A, 12, valid=there), make_reader().double(), length=2 * T, horizon=horizon, seed=0
+        )
+        targets = targets_of(collector.rollout(0), gamma=0.9, lam=0.0)
+        found.append(targets.advantages.reshape(A, 2 * T))
+    torch.testing.assert_close(*found)
+
+
+class Blinding(Scripted):
+    """Five sensors, which say NaN to those who are not there."""
+
+    def say(self):
+        told = super().say()
+        seen = torch.sin(told.obs + torch.arange(5))
+        blinded = torch.where(told.valid[:, None], seen, float("nan"))
+        return dataclasses.replace(told, obs=blinded, last_obs=seen)
+
+
+@pytest.mark.parametrize("step", [3, T, 2 * T - 1, 2 * T])
+def test_nan_shown_to_an_absent_agent_does_not_reach_the_gradient(step):
+    there = torch.ones(A, 12, dtype=torch.bool)
+    there[1, step] = False
+    policy = make_small()
+    collector = Collector(Blinding(A, 12, valid=there), policy, length=2 * T, horizon=T, seed=0)
+    segments = collector.rollout(0)
+    gradients = gradients_of(policy, segments, targets_of(segments, gamma=0.9, lam=0.9))
+    assert all(gradient.isfinite().all() and gradient.any() for gradient in gradients.values())
+
+
 def test_rows_nobody_lived_at_all_can_be_updated_on():
     policy = make_reader()
     segments = lived(policy, gone=1.0)
@@ -290,7 +328,7 @@ def test_a_gradient_that_is_not_finite_is_told_and_the_weights_stay(poison):
     segments = lived(policy, gone=0.0)
     segments.steps["rewards"][0, 2] = poison
     before = weights_of(policy)
-    with pytest.raises(ContractError, match=r"not finite in update 0.*Look for NaN or Inf") as caught:
+    with pytest.raises(ContractError, match=r"gradient is not finite; .*Look for NaN or Inf") as caught:
         run_update(policy, segments, rows=8)
     assert "\n" not in str(caught.value)
     assert same(before, weights_of(policy))

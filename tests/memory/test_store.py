@@ -124,6 +124,23 @@ def test_forgetting_where_nobody_is_is_an_error(store):
         store.reset_slice(0, [2])
 
 
+def test_nobody_or_a_mask_that_does_not_fit(store):
+    store.open({0: 2})
+    store.write(0, state_of(store, 2, 1.0))
+    store.reset_slice(0, [])
+    assert (store.read(0, 2)["h"] == 1).all()
+    with pytest.raises(ContractError, match="does not fit 2 agents"):
+        store.reset_slice(0, torch.tensor([True]))
+
+
+@pytest.mark.parametrize("other", [LSTM(3, 5, 2), LSTM(3, 4, 1), LSTM(3, 4, 2).double()])
+def test_a_snapshot_of_another_size_or_dtype_is_refused(store, other):
+    stranger = LiveStore(other)
+    stranger.read(0, 2)
+    with pytest.raises(ContractError, match="of the snapshot was"):
+        store.restore(stranger.snapshot())
+
+
 def test_snapshot_and_restore(store):
     store.open({0: 2})
     store.write(0, state_of(store, 2, 1.0))

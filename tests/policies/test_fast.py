@@ -120,11 +120,17 @@ def test_weights_depend_on_the_seed_alone():
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("fats", "did you mean policy=fast"),
+        ("fats", "did you mean fast"),
         ("transformer", "there is fast"),
         ("no_such_package:Policy", "no_such_package"),
         ("small:NoSuchClass", "has no class"),
         ("small:OnlySpec", "not a subclass"),
+        ("holdfast:LSTMWrapper", "LSTMWrapper is a base to build on"),
+        ("holdfast:RecurrentPolicy", "RecurrentPolicy is a base to build on"),
+        (":Class", "write package.module:Class"),
+        (".small:Small", "write package.module:Class"),
+        ("small:", "write package.module:Class"),
+        ("small:Small:", "write package.module:Class"),
     ],
 )
 def test_a_policy_that_cannot_be_found_says_what_to_type(name, told):

@@ -1,3 +1,5 @@
+import copy
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -167,6 +169,21 @@ def test_parts_compile_and_the_recurrent_call_stays_out(annotations_asleep):
     for a, b in zip(policy.parameters(), compiled.parameters(), strict=True):
         if a.grad is not None:
             torch.testing.assert_close(a.grad, b.grad, atol=1e-5, rtol=1e-5)
+
+
+def test_a_copy_of_a_compiled_policy_thinks_with_its_own_weights(annotations_asleep):
+    policy = make_small()
+    policy.compile_parts(backend="eager")
+    td, entry = batch(4, 6), policy.lstm.cell.initial(4)
+    before = policy(td.clone(), state=entry)["values"]
+    twin = copy.deepcopy(policy)
+    assert twin(td.clone(), state=entry)["values"].equal(before)
+    with torch.no_grad():
+        for weight in twin.parameters():
+            weight.zero_()
+    assert not twin(td.clone(), state=entry)["values"].any()
+    assert policy(td.clone(), state=entry)["values"].equal(before)
+    assert twin._compiled.keys() == policy._compiled.keys() == {"encode", "decode"}
 
 
 def test_the_small_policy_is_a_wrapper():

@@ -118,6 +118,37 @@ def test_forgetting_to_call_the_lstm_raises(policy):
         policy._manage_lstm_state(td, 3, 1, "cpu")
 
 
+def test_forgetting_to_store_raises_in_the_next_call(policy):
+    h, c, _ = policy._manage_lstm_state(batch(3), 3, 1, "cpu")
+    policy.lstm(torch.randn(1, 3, 12), (h, c))
+    with pytest.raises(ContractError, match="never stored"):
+        policy._manage_lstm_state(batch(3), 3, 1, "cpu")
+    policy(batch(3))
+
+
+def test_within_a_replay_live_memories_can_be_looked_at_but_not_changed(policy):
+    policy(batch(3))
+    live = policy.get_memory()
+    with policy.replay(policy.lstm.cell.initial(5).apply(torch.ones_like)):
+        assert policy.get_memory()[0][0].equal(live[0][0])
+        for change in (policy.reset_memory, lambda: policy.set_memory(live)):
+            with pytest.raises(ContractError, match="within a replay"):
+                change()
+    assert policy.lstm_h[0].equal(live[0][0])
+
+
+def test_what_a_policy_is_handed_is_its_own():
+    policy = NewLSTMPolicy(SPEC, num_layers=1)
+    with torch.no_grad():
+        policy(batch(3))
+        kept = policy.lstm_h[0].clone()
+        h, c, env_id = policy._manage_lstm_state(batch(3), 3, 1, "cpu")
+        h.fill_(7.0)
+    assert policy.lstm_h[0].equal(kept)
+    policy.lstm(torch.randn(1, 3, 12), (h, c))
+    policy._store_lstm_state(h, c, env_id)
+
+
 def test_calling_the_lstm_twice_or_without_its_clears_raises(policy):
     x = torch.randn(1, 3, 12)
     h, c, _ = policy._manage_lstm_state(batch(3), 3, 1, "cpu")

@@ -10,8 +10,9 @@ from holdfast.report import RunConsole, console, difference, lookup
 RECIPE = find_recipe("recall")
 
 
-def numbers(step, error=1e-7, **more):
-    return {"global_step": float(step), "charts/SPS": 1234.0, "memory/replay_error": error} | more
+def numbers(step, error=1e-7, value_error=0.0, **more):
+    errors = {"memory/replay_error": error, "memory/replay_value_error": value_error}
+    return {"global_step": float(step), "charts/SPS": 1234.0} | errors | more
 
 
 @pytest.fixture
@@ -47,6 +48,12 @@ def test_a_replay_that_differs_raises_the_alarm_once(screen):
     assert len(lines) == 1
     assert lines[0].startswith("ALARM: replaying a segment differs from living it by 2.0e-04.")
     assert "holdfast check" in lines[0]
+
+
+def test_values_that_differ_raise_the_alarm_too(screen):
+    with RunConsole(10**9, screen) as shown:
+        shown.show(numbers(100, value_error=2e-4))
+    assert "differs from living it by 2.0e-04." in screen.file.getvalue()
 
 
 def test_only_what_differs_from_the_recipe_is_listed(screen):

@@ -102,9 +102,16 @@ def test_no_two_of_many_places_share_their_bits():
     assert len(torch.cat(seen).unique()) == 20 * 100 * 100
 
 
-def test_the_four_streams_are_four():
-    streams = {draws.STREAM_WORLD, draws.STREAM_ACTION, draws.STREAM_MINIBATCH, draws.STREAM_EVALUATION}
-    assert len(streams) == 4
+def test_the_three_streams_are_three():
+    assert len({draws.STREAM_WORLD, draws.STREAM_ACTION, draws.STREAM_MINIBATCH}) == 3
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32])
+def test_a_draw_does_not_depend_on_how_numbers_are_kept(dtype):
+    agents = torch.arange(100)
+    drawn = draws.bits(1, 1, agents, 3)
+    assert torch.equal(draws.bits(1, 1, agents.to(dtype), 3), drawn)
+    assert torch.equal(draws.bits(1, 1, agents, torch.full_like(agents, 3, dtype=dtype)), drawn)
 
 
 @given(SEEDS, STREAMS, STEPS)

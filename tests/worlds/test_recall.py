@@ -363,10 +363,27 @@ def test_actions_of_another_kind_are_refused(actions):
         check_actions(actions, 4, 3)
 
 
+@pytest.mark.parametrize(("actions", "agent", "taken"), [([2, 7], 1, 7), ([-1, 0], 0, -1), ([3, 9], 0, 3)])
+def test_an_action_that_does_not_exist_is_refused(actions, agent, taken):
+    world = make_world("recall", agents=2, cues=3)
+    world.reset()
+    with pytest.raises(ContractError, match=f"agent {agent} took action {taken}; there are actions 0 to 2"):
+        world.step(torch.tensor(actions))
+
+
+def test_a_step_before_reset_is_refused():
+    world = make_world("recall", agents=2)
+    with pytest.raises(ContractError, match=r"Call reset\(\) before the first step"):
+        world.step(torch.tensor([0, 0]))
+    world.reset()
+    world.step(torch.tensor([0, 0]))
+
+
 def test_refused_actions_do_not_advance_the_world():
     world = make_world("recall", agents=2, delay=0, cues=2)
     cue = world.reset().obs[:, 0, 1].long() - 1
     world.step(cue)
-    with pytest.raises(ContractError):
-        world.step(torch.zeros(3, dtype=torch.long))
+    for refused in ([0, 0, 0], [0, 2], [-1, 0]):
+        with pytest.raises(ContractError):
+            world.step(torch.tensor(refused))
     assert world.step(cue).reward.tolist() == [1.0, 1.0]
