@@ -140,3 +140,21 @@ def test_a_policy_that_knows_nothing_gets_chance_on_recall_with_and_without_memo
         assert set(returns.tolist()) <= {0.0, 1.0}
     # Without memory every policy names one fixed cue: 1/2, five deviations of 0.016 around it.
     assert abs(float(returns.mean()) - 0.5) < 0.08
+
+
+def test_a_reward_for_no_action_counts_neither_here_nor_in_training():
+    there, ended = torch.ones(2, 8, dtype=torch.bool), torch.zeros(2, 8, dtype=torch.bool)
+    there[:, 1:3], ended[:, 4:] = False, True
+    # Rewards come with steps 1 to 4; those with 2 and 3 answer nobody.
+    due = [1.0 + 4.0, 1001.0 + 1004.0]
+    world = Scripted(2, 8, valid=there, terminated=ended)
+    assert evaluate(make_reader(), world, episodes=2).returns.tolist() == due
+    collector = Collector(
+        Scripted(2, 8, valid=there, terminated=ended), make_reader(), length=4, horizon=4, seed=0
+    )
+    collector.rollout(0)
+    assert collector.episodes.take() == {
+        "charts/episodes": 2,
+        "charts/episodic_return": sum(due) / 2,
+        "charts/episodic_length": 2.0,
+    }
