@@ -25,7 +25,7 @@ State = tuple[Tensor, Tensor]  # what B agents remember: h and c, each [B,L,H]
 class Config:
     """Every number of the run."""
 
-    seed: int = 4  # about one seed in five is still on a plateau (0.25, 0.5 or 0.75) after these steps
+    seed: int = 0
     agents: int = 64
     cues: int = 4
     delay: tuple[int, int] = (8, 8)
@@ -36,9 +36,9 @@ class Config:
     minibatches: int = 8
     lr: tuple[float, float] = (1e-3, 1e-4)
     entropy: tuple[float, float] = (0.02, 0.0)
-    gamma: float = 0.99
-    lam: float = 0.95
-    clip: float = 0.2
+    gamma: float = 0.9
+    lam: float = 0.8
+    clip: float = 0.1
     vf_coef: float = 0.5
     vf_clip: float | None = None
     max_grad_norm: float = 0.5

@@ -16,9 +16,10 @@ def recall() -> Config:
             update_epochs=2,
             optimizer=Optimizer(learning_rate=1e-3, learning_rate_end=1e-4),
             ppo=PPO(
-                gamma=0.99,
-                gae_lambda=0.95,
-                clip_coef=0.2,
+                # Only the answer to the query matters: rewards far away would be noise to all other steps.
+                gamma=0.9,
+                gae_lambda=0.8,
+                clip_coef=0.1,
                 vf_coef=0.5,
                 clip_vloss=False,
                 ent_coef=0.02,
