@@ -173,7 +173,7 @@ def targets_apart(both):
 
 def backward_both(both, rows, **knobs):
     """Take the gradient of the full loss of some rows on both sides, each from its own targets."""
-    ppo = PPO(gamma=GAMMA, gae_lambda=LAM, clip_coef=0.2, vf_coef=0.5, **knobs)
+    ppo = PPO(gamma=GAMMA, gae_lambda=LAM, clip_coef=oracle.Config().clip, vf_coef=0.5, **knobs)
     targets = targets_of(both.segments, gamma=GAMMA, lam=LAM)
     chosen = dataclasses.replace(targets, advantages=targets.advantages[rows], returns=targets.returns[rows])
     loss, _ = loss_of(both.policy, both.segments.rows(rows), chosen, ppo, ENT_COEF)
