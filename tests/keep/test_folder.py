@@ -3,6 +3,7 @@ import os
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from holdfast.config import Config, change
@@ -11,6 +12,7 @@ from holdfast.keep import RunFolder, create_folder, folder, load_weights
 from holdfast.policies import make_policy
 from holdfast.recipes import find_recipe
 from holdfast.worlds import make_world
+from scripted import make_reader
 
 CONFIG = change(find_recipe("recall"), {"seed": 3, "world.delay": "2..9"})
 
@@ -188,3 +190,22 @@ def test_a_place_that_cannot_be_written_is_told_with_the_key_to_set(tmp_path):
         ConfigError, match=r"Cannot write .*file/runs/name: Not a directory; set runs_dir=DIR"
     ):
         create_folder(config, "name", "x")
+
+
+def test_a_full_disk_is_told_and_what_was_saved_before_stays(tmp_path, monkeypatch):
+    run, policy = RunFolder(tmp_path / "run"), make_reader()
+    run.save(policy, find_recipe("recall"), 1)
+
+    def full(*arguments):
+        raise SafetensorError("No space left on device")
+
+    monkeypatch.setattr(folder, "save_file", full)
+    with pytest.raises(OSError, match=r"Could not write .*No space left"):
+        run.save(policy, find_recipe("recall"), 2)
+    assert (run.path / "checkpoints" / "latest").resolve().name == "000001"
+
+
+def test_weights_that_cannot_be_read_are_told(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(b"junk")
+    with pytest.raises(ConfigError, match="does not hold the weights of this policy"):
+        load_weights(make_reader(), tmp_path / "model.safetensors")

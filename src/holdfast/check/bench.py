@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
+from torch import nn
 
 from holdfast.check.probes import Flags, Life, live_and_replay, live_by_hand
 from holdfast.check.results import Measurement
@@ -110,12 +111,31 @@ def set_up(policy: LSTMWrapper, spec: WorldSpec) -> Bench:
     # In training mode: that is how the trainer lives and learns.
     copied = copy.deepcopy(policy).cpu().train()
     return Bench(
-        proof=copy.deepcopy(copied).double(),
+        proof=_in_float64(copied),
         practice=copied.float(),
         spec=spec,
         script=script,
         unbroken=replace(script, first=only_once, trial=never, valid=~never),
     )
+
+
+def _in_float64(policy: LSTMWrapper) -> LSTMWrapper:
+    """Copy a policy for the proof: while it thinks, float64 is what numbers are made of by default."""
+    proof = copy.deepcopy(policy).double()
+    before: list[torch.dtype] = []
+
+    def enter(module: nn.Module, arguments: tuple[TensorDictBase, ...]) -> None:
+        before.append(torch.get_default_dtype())
+        torch.set_default_dtype(torch.float64)
+        if arguments[0]["env_obs"].is_floating_point():
+            arguments[0]["env_obs"] = arguments[0]["env_obs"].double()
+
+    def leave(module: nn.Module, arguments: tuple[TensorDictBase, ...], result: object) -> None:
+        torch.set_default_dtype(before.pop())
+
+    proof.register_forward_pre_hook(enter)
+    proof.register_forward_hook(leave, always_call=True)
+    return proof
 
 
 def _between(clears: Bool[Tensor, "A N1"]) -> Bool[Tensor, "N A N"]:

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from holdfast.cli.check import run_check
 from holdfast.cli.train import run_train
@@ -27,12 +28,15 @@ HELP = """usage: holdfast VERB ...
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb and return the exit code: 0 good, 1 not good, 2 the call is wrong."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    # A policy or world of one's own is looked for where one stands, as `python` does.
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
     try:
         return _dispatch(words)
     except ConfigError as error:
         print(f"holdfast: {error}", file=sys.stderr)
         return WRONG_CALL
-    except HoldfastError as error:
+    except (HoldfastError, OSError) as error:
         print(f"holdfast: {error}", file=sys.stderr)
         return NOT_GOOD
     except KeyboardInterrupt:

@@ -70,6 +70,8 @@ def _find(target: str) -> tuple[LSTMWrapper, World]:
     kind = target.partition(":")[0]
     if kind in NOT_YET:
         raise ConfigError(f"{target}: this version checks policies and runs; it cannot check a {kind} yet.")
+    if "/" in target and not Path(target).exists():
+        raise ConfigError(f"{target} does not exist; a run's folder is for example runs/NAME.")
     if Path(target).is_dir():
         raise ConfigError(f"{target} is a folder without config.json, so it is no run.")
     world = make_world("recall", agents=1)

@@ -145,6 +145,9 @@ class Collector:
         last_values = self._last_values(step)
         uniform = draws.uniform(self.seed, draws.STREAM_ACTION, self._agent, self._clock)
         td = self.policy(as_batch(step, 0, uniform))
+        scored, there = td["full_log_probs"].shape[-1], len(self.world.spec.action_names)
+        if scored != there:
+            raise ContractError(f"The policy scores {scored} actions; the world has {there}.")
         self.episodes.acted(step.valid)
         self._pending = self.world.step(td["actions"])
         self._clock += 1

@@ -8,6 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -40,7 +41,10 @@ class RunFolder:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         weights = {key: tensor.contiguous().cpu() for key, tensor in policy.state_dict().items()}
-        save_file(weights, temporary / "model.safetensors", {"format": "pt"})
+        try:
+            save_file(weights, temporary / "model.safetensors", {"format": "pt"})
+        except SafetensorError as error:
+            raise OSError(f"Could not write {temporary / 'model.safetensors'}: {error}") from error
         (temporary / "config.json").write_text(config.model_dump_json(indent=2) + "\n")
         for file in temporary.iterdir():
             with file.open("rb") as written:
@@ -77,7 +81,11 @@ def create_folder(config: Config, name: str, command: str) -> RunFolder:
 
 def load_weights(policy: nn.Module, file: Path) -> None:
     """Load weights into a policy of the same shape, without executing anything from the file."""
-    policy.load_state_dict(load_file(file))
+    try:
+        policy.load_state_dict(load_file(file))
+    except (OSError, SafetensorError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"{file} does not hold the weights of this policy: {reason}") from error
 
 
 def _provenance(command: str) -> str:

@@ -7,6 +7,7 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
+from holdfast.errors import ContractError
 from holdfast.memory import reference
 from holdfast.memory.cell import Cell, select_rows
 from holdfast.memory.slots import plan_slots
@@ -66,6 +67,13 @@ class LSTM(Cell):
         valid: Bool[Tensor, "B *T"] | None = None,
     ) -> tuple[Float[Tensor, "B *T H"], TensorDict]:
         """Read one step `[B,D]` or one segment `[B,T,D]`."""
+        # Not every kernel looks: one that reads past its input gives plausible nonsense.
+        if x.shape[-1] != self.input_size or len(state) != len(x) or clear.shape != x.shape[:-1]:
+            raise ContractError(
+                f"The memory reads {self.input_size} numbers a step and got x {list(x.shape)} with "
+                f"{len(state)} states and clears {list(clear.shape)}. "
+                "Is input_size the size of what encode returns?"
+            )
         first = clear if x.dim() == 2 else clear[:, 0]
         entry = select_rows(first, self.initial(len(x)), state)
         if x.dim() == 2:

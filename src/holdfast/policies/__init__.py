@@ -1,7 +1,6 @@
 """The agent thinks: the template that minds the memory, encoders, heads, and the policies made of them."""
 
 import importlib
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -46,12 +45,17 @@ def find_policy(name: str) -> Callable[..., LSTMWrapper]:
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        raise ConfigError(f"policy={name}: {error}; is it on the Python path?") from error
+        own = error.name is not None and module_name.startswith(error.name)
+        hint = "is it on the Python path?" if own else f"{module_name} imports it."
+        raise ConfigError(f"policy={name}: {error}; {hint}") from error
     found = vars(module).get(class_name)
     if found is None:
         raise ConfigError(f"policy={name}: {module_name} has no class {class_name}.")
     if not (isinstance(found, type) and issubclass(found, LSTMWrapper)):
         raise ConfigError(f"policy={name}: {class_name} is not a subclass of holdfast.LSTMWrapper.")
-    if inspect.isabstract(found) or found.forward is LSTMWrapper.forward:
+    missing = sorted(getattr(found, "__abstractmethods__", ()))
+    if missing and found is not RecurrentPolicy:
+        raise ConfigError(f"policy={name}: {class_name} lacks {' and '.join(missing)}.")
+    if missing or found.forward is LSTMWrapper.forward:
         raise ConfigError(f"policy={name}: {class_name} is a base to build on; give a class of your own.")
     return found
