@@ -67,4 +67,4 @@ def test_only_what_differs_from_the_recipe_is_listed(screen):
 
 
 def test_a_dotted_key_is_looked_up():
-    assert lookup(RECIPE, "trainer.ppo.gamma") == 0.99
+    assert lookup(RECIPE, "trainer.ppo.gamma") == 0.9
