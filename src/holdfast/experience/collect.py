@@ -198,9 +198,10 @@ class Collector:
             },
             batch_size=[self.world.agents],
         )
-        rows = steps.unflatten(1, (-1, self.horizon))
+        shape = (self.length // self.horizon, self.horizon)
+        rows = steps.unflatten(1, shape)
         later = rows[:, 1:, 0].select(*TAIL_KEYS)
-        later["values"] = self._worth(steps, after).unflatten(1, (-1, self.horizon))[:, 1:, 0]
+        later["values"] = self._worth(steps, after).unflatten(1, shape)[:, 1:, 0]
         tail = torch.cat([later, after[:, None]], dim=1)
         return Segments(rows.flatten(0, 1), entry.flatten(0, 1), tail.flatten(0, 1), version)
 
