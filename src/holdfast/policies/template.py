@@ -1,16 +1,16 @@
 """`RecurrentPolicy`: write `encode` and `decode`; everything about memory is done here, once."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from types import MappingProxyType
 from typing import Any, NamedTuple, final
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 
 from holdfast.errors import ContractError
-from holdfast.memory import MemoryInit
-from holdfast.policies.clock import ClearOn, clears, slice_start
+from holdfast.policies.clock import clears, slice_start
 from holdfast.policies.wrapper import LSTMWrapper
 from holdfast.shapes import Bool, Float, Int, Shaped, Tensor
 
@@ -25,17 +25,7 @@ class Thoughts(NamedTuple):
 class RecurrentPolicy(LSTMWrapper, ABC):
     """A policy that remembers: observation -> `encode` -> memory -> `decode` -> actions and value."""
 
-    def __init__(
-        self,
-        input_size: int = 128,
-        hidden_size: int = 128,
-        num_layers: int = 2,
-        *,
-        memory_init: MemoryInit = "standard",
-        clear_on: ClearOn = "episode",
-    ) -> None:
-        super().__init__(input_size, hidden_size, num_layers, memory_init=memory_init, clear_on=clear_on)
-        self._compiled: dict[str, Callable[..., Any]] = {}
+    _compiled: Mapping[str, Callable[..., Any]] = MappingProxyType({})
 
     @abstractmethod
     def encode(self, obs: Shaped[Tensor, "N ..."]) -> Float[Tensor, "N D"]:
@@ -48,8 +38,10 @@ class RecurrentPolicy(LSTMWrapper, ABC):
     def compile_parts(self, backend: str = "inductor") -> None:
         """Compile `encode` and `decode`; the recurrent call stays with its own kernel."""
         # Unbound, so that a copy of this policy thinks with its own weights.
-        for name in ("encode", "decode"):
-            self._compiled[name] = torch.compile(getattr(type(self), name), backend=backend, dynamic=True)
+        self._compiled = {
+            name: torch.compile(getattr(type(self), name), backend=backend, dynamic=True)
+            for name in ("encode", "decode")
+        }
 
     def _think(self, part: str, x: Tensor) -> Any:
         compiled = self._compiled.get(part)
