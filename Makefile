@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 ARGS ?=
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: train test slow lint clean
+.PHONY: train test slow lint museum check-peers clean
 
 train: $(READY)
 	$(BIN)/holdfast train $(ARGS)
@@ -24,6 +24,23 @@ lint: $(READY)
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports
 
+# What the check catches and lets pass, measured anew, with pictures.
+museum: $(READY)
+	$(BIN)/python tools/museum.py
+
+# Other libraries under our laws, in an environment of their own: they need an older tensordict than we pin.
+PEERS := .venv-peers
+check-peers: $(PEERS)/.ready
+	$(PEERS)/bin/python tools/check_peers.py
+
+$(PEERS)/.ready: pyproject.toml constraints.txt
+	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
+	grep --invert-match '^tensordict==' constraints.txt > $(PEERS)/constraints.txt
+	$(PEERS)/bin/python -m pip install --quiet --constraint $(PEERS)/constraints.txt torch
+	$(PEERS)/bin/python -m pip install --quiet --constraint $(PEERS)/constraints.txt --editable . \
+		sb3-contrib==2.9.2 torchrl==0.14.1 'tensordict>=0.14,<0.15' hoptorch==0.1.4
+	touch $@
+
 # torch comes first and pinned: a range alone would pull gigabytes of CUDA packages on a machine without a GPU.
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -37,4 +54,4 @@ $(VENV)/tensordict-oldest/.ready: $(READY)
 	touch $@
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) .pytest_cache .ruff_cache .hypothesis

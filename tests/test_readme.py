@@ -57,3 +57,11 @@ def test_a_mistake_in_it_is_one_line(folder, old, new, told):
         assert said.returncode in (1, 2)
         assert told in said.stderr
         assert len(said.stderr.splitlines()) == 1
+
+
+def test_the_functions_in_the_guide_to_the_check_obey_the_laws(annotations_asleep):
+    guide = (Path(__file__).parent.parent / "docs" / "check.md").read_text()
+    (block,) = [each for each in re.findall(r"```python\n(.*?)```", guide, re.DOTALL) if "Callables(" in each]
+    names = {}
+    exec(block, names)
+    assert names["laws"].ok

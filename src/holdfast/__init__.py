@@ -1,6 +1,6 @@
 """Holdfast: reinforcement-learning agents that remember, and the proof that their memory is right."""
 
-from holdfast.check import check
+from holdfast.check import check, subjects
 from holdfast.errors import ConfigError, ContractError, HoldfastError
 from holdfast.policies import Fast, LSTMWrapper, RecurrentPolicy, make_policy
 from holdfast.train import Run, train
@@ -21,5 +21,6 @@ __all__ = [
     "check",
     "make_policy",
     "make_world",
+    "subjects",
     "train",
 ]

@@ -15,7 +15,7 @@ from pydantic import (
 )
 
 from holdfast.errors import ConfigError, did_you_mean
-from holdfast.values import Count, Delay, optional, plain_name
+from holdfast.values import Count, Delay, HowOften, optional, plain_name
 
 
 class _Knobs(BaseModel):
@@ -101,6 +101,10 @@ class Trainer(_Knobs):
     update_epochs: Count = Field(default=1, ge=1, description="times each collected step is trained on")
     num_workers: Count = Field(
         default=1, ge=1, description="worker processes; embedded worlds run in this one whatever it says"
+    )
+    check: HowOften = Field(
+        default="first",
+        description="check replay and clear on what is stored: first (two updates), every:N updates, off",
     )
     eval_episodes: Count = Field(default=2000, ge=1, description="episodes of the final evaluation")
     optimizer: Optimizer = Optimizer()

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from holdfast.check.watch import due, look
 from holdfast.config import Config, change
 from holdfast.errors import ConfigError
 from holdfast.experience import Collector, evaluate
@@ -91,6 +92,7 @@ def iterations(config: Config, world: World, policy: LSTMWrapper) -> Iterator[di
         for group in optimizer.param_groups:
             group["lr"] = learning_rate
         segments = collector.rollout(version=iteration)
+        looked = look(policy, segments, world.agents) if due(trainer.check, iteration) else {}
         learnt = update(
             policy,
             optimizer,
@@ -111,6 +113,7 @@ def iterations(config: Config, world: World, policy: LSTMWrapper) -> Iterator[di
             "charts/ent_coef": ent_coef,
             **collector.episodes.take(),
             **learnt,
+            **looked,
         }
 
 

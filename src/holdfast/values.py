@@ -49,8 +49,24 @@ def optional(value: Any) -> Any:
     return None if isinstance(value, str) and value.lower() in ("none", "null") else value
 
 
+def how_often(value: Any) -> Any:
+    """Accept first, off, and every:N."""
+    if isinstance(value, str) and value in ("first", "off"):
+        return value
+    kind, _, number = str(value).partition(":")
+    if kind != "every" or not number:
+        raise ValueError("give first, off, or every:N such as every:10")
+    count = whole_number(number)
+    if count < 1:
+        raise ValueError("every:N needs an N of at least 1")
+    return f"every:{count}"
+
+
 Count = Annotated[int, BeforeValidator(whole_number)]
 """A whole number, however it is written."""
+
+HowOften = Annotated[str, BeforeValidator(how_often)]
+"""`first`, `off` or `every:N`."""
 
 Delay = Annotated[int | tuple[int, int], BeforeValidator(number_or_range), AfterValidator(in_order)]
 """A number of steps, or a range to draw it from."""

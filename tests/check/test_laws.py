@@ -1,9 +1,12 @@
 import pytest
 
 import holdfast
-from check.sabotages import COLLECTORS, ON_FAST, POLICIES, DeafToTrials, LateClear, NoClear
-from holdfast.check import probes
+from check import own
+from holdfast.check import Measurement
+from holdfast.check.bench import set_up
 from holdfast.check.laws import LAWS, measure
+from holdfast.check.results import Law, Laws, Pattern
+from holdfast.check.subjects.find import subject_of
 from small import OnlySpec, Small, make_small
 
 # These tests live many short lives; the checks of shapes run in the tests of the parts they are made of.
@@ -13,7 +16,7 @@ NAMES = ["cut", "carry", "clear", "replay", "isolate", "pure", "bounded", "resto
 
 
 def verdict(policy, law):
-    (found,) = measure(policy, OnlySpec(), [law])
+    (found,) = measure(set_up(subject_of(policy, OnlySpec())), [law])
     return found
 
 
@@ -21,51 +24,28 @@ def test_there_are_nine_laws():
     assert list(LAWS) == NAMES
 
 
-@pytest.mark.parametrize("options", [{}, {"num_layers": 1}, {"num_layers": 3, "hidden_size": 7}])
-def test_a_correct_policy_obeys_every_law(options):
-    laws = holdfast.check(make_small(**options), OnlySpec())
+def test_a_correct_policy_obeys_every_law():
+    laws = holdfast.check(make_small(), OnlySpec())
     assert laws.ok, {name: law.finding for name, law in laws.items() if not law.ok}
     assert list(laws) == NAMES
-
-
-@pytest.mark.parametrize(("sabotage", "law"), POLICIES, ids=lambda part: getattr(part, "__name__", part))
-def test_a_sabotaged_policy_is_caught(sabotage, law):
-    found = verdict(make_small(sabotage), law)
-    assert not found.ok
-    assert found.finding
-
-
-@pytest.mark.parametrize(("sabotage", "law"), ON_FAST, ids=lambda part: getattr(part, "__name__", part))
-def test_a_sabotaged_fast_is_caught_although_it_says_little(sabotage, law):
-    (found,) = measure(make_small(sabotage), holdfast.make_world("recall", agents=1), [law])
-    assert not found.ok
-    assert found.finding
-
-
-@pytest.mark.parametrize("clear_on", ["trial", "never"])
-def test_what_clears_is_read_from_the_policy(clear_on):
-    laws = {
-        name: verdict(make_small(clear_on=clear_on), name) for name in ("carry", "clear", "replay", "agree")
+    told = laws.as_json()
+    assert told["ok"] is True
+    assert set(told["laws"]["replay"]) == {
+        "measured",
+        "bound",
+        "ok",
+        "finding",
+        "pattern",
+        "write",
+        "parts",
     }
-    assert all(law.ok for law in laws.values()), {name: law.finding for name, law in laws.items()}
-
-
-def test_a_policy_that_takes_no_notice_of_trials_is_caught():
-    assert not verdict(make_small(DeafToTrials, clear_on="trial"), "clear").ok
-
-
-@pytest.mark.parametrize(("sabotage", "law"), COLLECTORS, ids=lambda part: getattr(part, "__name__", part))
-def test_a_sabotaged_collector_is_caught(monkeypatch, sabotage, law):
-    assert verdict(make_small(), law).ok
-    monkeypatch.setattr(probes, "Collector", sabotage)
-    found = verdict(make_small(), law)
-    assert not found.ok
-    assert found.finding
+    assert laws["replay"].measured <= laws["replay"].bound
+    assert laws["replay"].finding == ""
 
 
 @pytest.mark.parametrize("law", [name for name in NAMES if name not in ("clear", "replay", "agree")])
 def test_a_policy_that_never_clears_breaks_only_what_it_breaks(law):
-    assert verdict(make_small(NoClear), law).ok
+    assert verdict(make_small(own.NoClear), law).ok
 
 
 def test_the_policy_under_test_is_left_alone():
@@ -76,26 +56,48 @@ def test_the_policy_under_test_is_left_alone():
     assert not policy.store.slices
 
 
-def test_a_finding_names_the_agent_and_the_step():
-    finding = verdict(make_small(LateClear), "clear").finding
-    assert "agent" in finding
-    assert "step" in finding
+def test_a_finding_names_agent_step_tensor_size_pattern_and_line():
+    laws = holdfast.check(make_small(own.LateClear), OnlySpec())
+    finding = laws["clear"].finding
+    for told in (
+        "agent 0",
+        "felt at step",
+        "values",
+        "moves by",
+        "Pattern: state cleared one step late",
+        "Write:",
+    ):
+        assert told in finding
+    told = laws.as_json()["laws"]["clear"]
+    assert told["pattern"] == "state cleared one step late"
+    assert "torch.where(first" in told["write"]
 
 
-def test_verdicts_read_as_promised():
-    laws = holdfast.check(make_small(), OnlySpec())
-    told = laws.as_json()
-    assert told["ok"] is True
-    assert set(told["laws"]["replay"]) == {"measured", "bound", "ok", "finding", "parts"}
-    assert laws["replay"].measured <= laws["replay"].bound
-    assert laws["replay"].finding == ""
+def test_the_arrays_the_laws_assert_on_are_handed_out():
+    reach = holdfast.check(make_small(own.NoClear), OnlySpec()).reach
+    across = reach.clears.long().cumsum(1)
+    leaks = reach.lived * (across.T[:, :, None] < across[None])
+    assert leaks.max() > 0
+    assert reach.lived.shape == reach.replayed.shape == reach.gradient.shape == (32, 8, 32)
+    within_segment = reach.gradient[3, :, 4].min()
+    assert within_segment > 0
+    assert reach.gradient[7, :, 8].max() == 0
 
 
 def test_measurements_that_are_not_numbers_never_pass():
-    from holdfast.check import Measurement
-
     assert not Measurement("x", float("nan"), 1.0).ok
     assert not Measurement("x", float("nan"), 0.0, "more than").ok
+
+
+def test_a_law_tells_the_first_place_and_how_many_more():
+    parts = [
+        Measurement("a", 0.0, 0.0),
+        Measurement("b", 2.0, 1.0, finding="here"),
+        Measurement("c", 3.0, 1.0),
+    ]
+    law = Law("cut", parts, Pattern("p", "w"))
+    assert law.finding == "b: here (1 more measurements are out of bounds). Pattern: p. Write: w"
+    assert not Laws([law]).ok
 
 
 def test_small_is_what_it_says():

@@ -1,12 +1,14 @@
 """The nine laws of memory, measured on a policy. Proof in float64, practice in float32."""
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from holdfast.check import flow, state
-from holdfast.check.bench import AGENTS, Bench, set_up
-from holdfast.check.results import Law, Laws, Measurement
-from holdfast.policies import LSTMWrapper, make_policy
-from holdfast.worlds import World, make_world
+from holdfast.check.bench import Bench, set_up
+from holdfast.check.diagnose import diagnose
+from holdfast.check.results import Law, Laws, Measurement, Reach
+from holdfast.check.subjects.find import subject_of
+from holdfast.worlds import World
 
 LAWS: dict[str, Callable[[Bench], list[Measurement]]] = {
     "cut": flow.cut,
@@ -21,20 +23,31 @@ LAWS: dict[str, Callable[[Bench], list[Measurement]]] = {
 }
 
 
-def check(policy: LSTMWrapper | str, world: World | None = None) -> Laws:
-    """Measure every law of memory on a policy; `laws.ok` says whether all hold.
+def check(policy: Any, world: World | None = None, **options: Any) -> Laws:
+    """Measure every law of memory on anybody's recurrent policy; `laws.ok` says whether all hold.
 
-    The policy is copied, not touched. `world` is the one it was built for, `recall` by default.
+    The policy is copied, not touched: a name, a Holdfast policy (`world` is the one it was built for,
+    `recall` by default), a module `(x, state) -> (y, state)`, a CleanRL-style agent, a PufferLib,
+    sb3-contrib or TorchRL policy, or a `Subject`. `options` go to the adapter: `obs=(4,)` or a
+    Gymnasium space says what a foreign policy sees.
     """
-    return Laws(list(measure(policy, world)))
+    bench = set_up(subject_of(policy, world, **options))
+    laws = diagnose(bench, list(measure(bench)))
+    return Laws(laws, notes=bench.notes, reach=reach_of(bench, laws))
 
 
-def measure(
-    policy: LSTMWrapper | str, world: World | None = None, names: Iterable[str] = tuple(LAWS)
-) -> Iterator[Law]:
+def measure(bench: Bench, names: Iterable[str] = tuple(LAWS)) -> Iterator[Law]:
     """Measure law by law, so that somebody can watch or ask for some laws only."""
-    world = world or make_world("recall", agents=AGENTS)
-    policy = make_policy(policy, world, seed=0) if isinstance(policy, str) else policy
-    bench = set_up(policy, world.spec)
     for name in names:
-        yield Law(name, LAWS[name](bench))
+        try:
+            parts = [*LAWS[name](bench), *bench.subject.beyond(name, bench)]
+        except Exception as error:
+            told = f"the policy raised {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            parts = [Measurement(f"measuring {name}", float("inf"), 0.0, finding=told, about="raised")]
+        yield Law(name, parts)
+
+
+def reach_of(bench: Bench, laws: Iterable[Law]) -> Reach | None:
+    """Gather the arrays for pictures, unless the policy raised while they were measured."""
+    raised = any(part.about == "raised" for law in laws for part in law.parts)
+    return None if raised else bench.reach()

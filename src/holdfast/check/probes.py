@@ -1,131 +1,83 @@
-"""Probes: they measure what a policy's memory does; the laws decide whether that is right."""
+"""Probes: they measure what a policy's memory does to gradients, bytes and inputs; the laws judge."""
 
 import gc
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase
 from torch import nn
-from torch.func import functional_call
+from torch.utils import _pytree as pytree
 
-from holdfast.check.script import Script, ScriptedWorld
-from holdfast.experience import Collector
-from holdfast.learn import replay
-from holdfast.policies import LSTMWrapper
+from holdfast.check.case import HORIZON, Case
+from holdfast.check.script import Moments, Script
+from holdfast.check.subject import flat
+from holdfast.check.tree import State
 from holdfast.shapes import Float, Tensor
-from holdfast.worlds import WorldSpec
-
-Flags = Literal["first", "dones", "truncateds"]
 
 
 @dataclass(frozen=True)
-class Life:
-    """The same steps lived in rollouts and replayed as an update would: value and all log-probs of each."""
+class Pulls:
+    """How strongly what each call says pulls on the weights of every call, `[output, call]`."""
 
-    lived: Float[Tensor, "A N K"]
-    replayed: Float[Tensor, "A N K"]
+    reach: Float[Tensor, "calls calls"]
+    kinds: list[str]
+    """What each call was: `act` or `replay`."""
+    steps: list[int]
+    """The step each call began with."""
 
+    def between(self, saying: str, pulled: str) -> Float[Tensor, "saying pulled"]:
+        """Take the calls of one kind against those of another, with what a call does to itself left out."""
+        others = self.reach.masked_fill(torch.eye(len(self.reach), dtype=torch.bool), 0.0)
+        rows, columns = (
+            [at for at, kind in enumerate(self.kinds) if kind == each] for each in (saying, pulled)
+        )
+        return others[rows][:, columns]
 
-@torch.no_grad()
-def live_and_replay(
-    policy: LSTMWrapper, spec: WorldSpec, script: Script, *, rollouts: int, segments: int
-) -> Life:
-    """Live a script through the trainer's own collector, and replay it through its own update path."""
-    length = script.steps // rollouts
-    said: list[Tensor] = []
-
-    def listen(module: nn.Module, arguments: tuple[Any, ...], td: TensorDictBase) -> None:
-        if not policy.store.is_replaying:
-            said.append(_answer(td).clone())
-
-    world = ScriptedWorld(spec, script)
-    collector = Collector(world, policy, length=length, horizon=length // segments, seed=0)
-    replayed = []
-    handle = policy.register_forward_hook(listen)
-    for version in range(rollouts):
-        again = _answer(replay(policy, collector.rollout(version)))
-        replayed.append(again.reshape(script.agents, length, -1))
-    handle.remove()
-    policy.store.close()
-    return Life(torch.stack(said, dim=1), torch.cat(replayed, dim=1))
+    @property
+    def own(self) -> Float[Tensor, " calls"]:
+        """What each call does to its own weights, for calls that could do anything."""
+        return self.reach.diagonal()
 
 
-def _answer(td: TensorDictBase) -> Float[Tensor, "*batch K"]:
-    """Take the value and all log-probabilities from a policy's answer."""
-    return torch.cat([td["values"][..., None], td["full_log_probs"]], dim=-1)
+def pulls_between_calls(case: Case, script: Script) -> Pulls:
+    """Live a script and replay every segment, with a copy of the weights for each call.
 
-
-def live_by_hand(
-    policy: LSTMWrapper,
-    script: Script,
-    *,
-    steps_a_call: int = 1,
-    flags: Flags = "first",
-    slices: Sequence[tuple[int, int]] | None = None,
-    start: int = 0,
-    stop: int | None = None,
-    weights: dict[str, Tensor] | None = None,
-) -> Float[Tensor, "A N K"]:
-    """Call the policy over the live store, `steps_a_call` steps at a time, slice by slice.
-
-    The outputs are the value and all log-probabilities. Steps `start` to `stop` are lived, with other
-    `weights` if they are given.
+    Whatever path a gradient takes from one call into an earlier one, it ends in that one's copy.
+    Rollouts are lived with gradients on only if the subject has to cut its states itself.
     """
-    stop = script.steps if stop is None else stop
-    outputs = []
-    for t in range(start, stop, steps_a_call):
-        rows = []
-        for begin, length in slices or ((0, script.agents),):
-            td = _batch(script, slice(begin, begin + length), t, steps_a_call, flags)
-            told = policy(td) if weights is None else functional_call(policy, weights, (td,))
-            rows.append(_answer(told).reshape(length, steps_a_call, -1))
-        outputs.append(torch.cat(rows))
-    return torch.cat(outputs, dim=1)
+    subject, said, copies, kinds, steps = case.subject, [], [], [], []
+
+    def call(name: str, moments: Moments, state: State, t: int) -> Any:
+        with torch.no_grad():
+            weights = {key: leaf.clone() for key, leaf in subject.module.named_parameters()}
+        for leaf in weights.values():
+            leaf.requires_grad_()
+        result = subject.call(weights, name, moments, pytree.tree_map_only(Tensor, torch.clone, state))
+        said.append(flat(result[0], 1) if name == "act" else flat(result, 2))
+        copies.append(list(weights.values()))
+        kinds.append(name)
+        steps.append(t)
+        return result
+
+    script = script.to(case.dtype)
+    with case.precisely(), torch.enable_grad():
+        state = subject.initial(script.agents)
+        for start in range(0, script.steps, HORIZON):
+            entry = state
+            with torch.set_grad_enabled(subject.cuts_itself):
+                for t in range(start, start + HORIZON):
+                    _, state = call("act", script.at(t), state, t)
+            call("replay", script.moments(start, start + HORIZON), entry, start)
+    return Pulls(_pull(said, copies), kinds, steps)
 
 
-def _batch(script: Script, agents: slice, t: int, steps: int, flags: Flags) -> TensorDict:
-    when = t if steps == 1 else slice(t, t + steps)
-    obs, first = script.obs[agents, when], script.first[agents, when]
-    if flags != "first" and t == 0:
-        # Nothing ended before the run began; only `first` is true there.
-        first = first.clone()
-        first.reshape(len(obs), -1)[:, 0] = False
-    batch = {
-        "env_obs": obs,
-        flags: first,
-        "trial": script.trial[agents, when],
-        "valid": script.valid[agents, when],
-        "training_env_id_start": torch.full(first.shape, agents.start),
-        "draws": torch.zeros(first.shape),
-    }
-    return TensorDict(batch, batch_size=first.shape)
-
-
-def gradient_reach(policy: LSTMWrapper, script: Script, *, steps_a_call: int) -> Float[Tensor, "calls calls"]:
-    """Measure how strongly each call's outputs pull on the weights of every call: `[output, call]`.
-
-    Every call gets its own copy of the weights. Whatever path a gradient takes from one call into an
-    earlier one, it ends in that one's copy.
-    """
-    outputs, copies = [], []
-    with torch.enable_grad():
-        for t in range(0, script.steps, steps_a_call):
-            weights = {name: weight.clone().requires_grad_() for name, weight in policy.state_dict().items()}
-            outputs.append(
-                live_by_hand(
-                    policy,
-                    script,
-                    steps_a_call=steps_a_call,
-                    start=t,
-                    stop=t + steps_a_call,
-                    weights=weights,
-                )
-            )
-            copies.append(list(weights.values()))
-    reach = torch.zeros(len(outputs), len(outputs))
-    for output, told in enumerate(outputs):
+def _pull(said: list[Tensor], copies: list[list[Tensor]]) -> Float[Tensor, "calls calls"]:
+    reach = torch.zeros(len(said), len(said))
+    for output, told in enumerate(said):
+        if not told.requires_grad:
+            continue
         known = [weight for weights in copies[: output + 1] for weight in weights]
         pulls = torch.autograd.grad(told.sum(), known, retain_graph=True, allow_unused=True)
         for number, pull in enumerate(pulls):
@@ -133,6 +85,56 @@ def gradient_reach(policy: LSTMWrapper, script: Script, *, steps_a_call: int) ->
                 call = number // len(copies[0])
                 reach[output, call] = torch.maximum(reach[output, call], pull.abs().max().float())
     return reach
+
+
+def pulls_within_segments(case: Case, script: Script) -> Float[Tensor, "N A N"] | None:
+    """Measure how strongly what is said at a step pulls on what was seen at each, `[seen, agent, felt]`.
+
+    Segments are replayed from states lived before. None where sights are whole numbers and nobody
+    knows where they enter as fractions.
+    """
+    subject, found = case.subject, torch.zeros(script.steps, script.agents, script.steps)
+    _, states = case.steps(script)
+    script = script.to(case.dtype)
+    for start in range(0, script.steps, HORIZON):
+        moments = script.moments(start, start + HORIZON)
+        with case.precisely(), torch.enable_grad(), _sights(case, moments) as (seen, shown):
+            said = flat(subject.replay(shown, states[start]), 2)
+            if not seen:
+                return None
+            for t in range(HORIZON):
+                if not said.requires_grad:
+                    break
+                (pull,) = torch.autograd.grad(
+                    said[:, t].sum(), seen[:1], retain_graph=True, allow_unused=True
+                )
+                if pull is not None:
+                    found[start : start + HORIZON, :, start + t] = pull.abs().flatten(2).amax(2).T.float()
+    return found
+
+
+@contextmanager
+def _sights(case: Case, moments: Moments) -> Iterator[tuple[list[Tensor], Moments]]:
+    """Make what is seen, `[B,T,...]`, something that gradients arrive at."""
+    seen: list[Tensor] = []
+    if moments.obs.is_floating_point():
+        seen.append(moments.obs.clone().requires_grad_())
+        yield seen, replace(moments, obs=seen[0])
+        return
+    entrance = case.subject.entrance()
+    if entrance is None:
+        yield seen, moments
+        return
+
+    def tap(module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        seen.append(torch.zeros_like(arguments[0]).requires_grad_())
+        return arguments[0] + seen[-1], *arguments[1:]
+
+    handle = entrance.register_forward_pre_hook(tap)
+    try:
+        yield seen, moments
+    finally:
+        handle.remove()
 
 
 def held() -> tuple[int, int]:

@@ -1,8 +1,11 @@
 """What a check found: a measurement a law, its bound, and what is wrong where it is broken."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
+
+from holdfast.shapes import Bool, Float, Tensor
 
 Sense = Literal["at most", "more than"]
 
@@ -16,7 +19,9 @@ class Measurement:
     bound: float
     sense: Sense = "at most"
     finding: str = ""
-    """Where it is worst, told only if it is out of bounds."""
+    """Where it is first out of bounds, told only if it is."""
+    about: str = ""
+    """Which experiment it comes from, in one word, for whoever looks for the cause."""
 
     @property
     def ok(self) -> bool:
@@ -36,11 +41,22 @@ class Measurement:
 
 
 @dataclass(frozen=True)
+class Pattern:
+    """A way to be wrong that explains what was measured."""
+
+    name: str
+    write: str
+    """What to write to mend it."""
+
+
+@dataclass(frozen=True)
 class Law:
     """A law's verdict: all its measurements, and the one that comes closest to breaking it."""
 
     name: str
     parts: Sequence[Measurement]
+    pattern: Pattern | None = None
+    """What explains a broken law; none if it holds or if nothing known explains it."""
     worst: Measurement = field(init=False)
 
     def __post_init__(self) -> None:
@@ -64,15 +80,48 @@ class Law:
 
     @property
     def finding(self) -> str:
-        """What is wrong and where; empty if nothing is."""
-        return "; ".join(f"{part.what}: {part.finding}" for part in self.parts if not part.ok)
+        """What is wrong and where, what explains it and what to write; empty if nothing is wrong."""
+        if self.ok:
+            return ""
+        if self.pattern is None:
+            return f"{self.where}. No known pattern explains these numbers."
+        return f"{self.where}. Pattern: {self.pattern.name}. Write: {self.pattern.write}"
+
+    @property
+    def where(self) -> str:
+        """The first measurement that is out of bounds, and how many more are."""
+        broken = [part for part in self.parts if not part.ok]
+        if not broken:
+            return ""
+        rest = f" ({len(broken) - 1} more measurements are out of bounds)" if len(broken) > 1 else ""
+        return f"{broken[0].what}: {broken[0].finding}{rest}"
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Who feels what: how much is felt at each step `[seen, agent, felt]` of what was seen at each."""
+
+    lived: Float[Tensor, "N A N"]
+    replayed: Float[Tensor, "N A N"]
+    gradient: Float[Tensor, "N A N"]
+    """How strongly what is said at each step pulls on what was seen, in replayed segments."""
+    clears: Bool[Tensor, "A N"]
+    """Where memory must be emptied."""
+    valid: Bool[Tensor, "A N"]
+    """Where somebody acts."""
+    horizon: int
+    """How many steps a segment has."""
 
 
 class Laws(Mapping[str, Law]):
     """The verdicts on one policy: `laws.ok`, `laws["replay"].measured`."""
 
-    def __init__(self, laws: Sequence[Law]) -> None:
+    def __init__(self, laws: Sequence[Law], *, notes: Sequence[str] = (), reach: Reach | None = None) -> None:
         self._laws = {law.name: law for law in laws}
+        self.notes = tuple(notes)
+        """What could not be measured, and why."""
+        self.reach = reach
+        """The arrays that carry, clear and cut were judged on, if they were measured."""
 
     def __getitem__(self, name: str) -> Law:
         return self._laws[name]
@@ -92,16 +141,19 @@ class Laws(Mapping[str, Law]):
         """Put the verdicts into plain values."""
         return {
             "ok": self.ok,
+            "notes": list(self.notes),
             "laws": {
                 name: {
-                    "measured": law.measured,
+                    "measured": _plain(law.measured),
                     "bound": law.bound,
                     "ok": law.ok,
                     "finding": law.finding,
+                    "pattern": None if law.pattern is None else law.pattern.name,
+                    "write": None if law.pattern is None else law.pattern.write,
                     "parts": [
                         {
                             "what": part.what,
-                            "measured": part.measured,
+                            "measured": _plain(part.measured),
                             "bound": part.bound,
                             "sense": part.sense,
                             "ok": part.ok,
@@ -112,3 +164,8 @@ class Laws(Mapping[str, Law]):
                 for name, law in self._laws.items()
             },
         }
+
+
+def _plain(number: float) -> float | None:
+    """Write what is no finite number as nothing: JSON has no word for it."""
+    return number if math.isfinite(number) else None

@@ -1,35 +1,77 @@
-"""Scripted lives: observations, flags and nothing else, so that the laws meet no sampling and no world."""
+"""Scripted lives: what agents see and when episodes begin, written down before anybody lives them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
 
 import torch
 
+from holdfast.errors import ConfigError
 from holdfast.shapes import Bool, Int, Shaped, Tensor
-from holdfast.worlds import Step, WorldSpec, draws
+
+Imagine = Callable[[tuple[int, ...], torch.Generator], Tensor]
+"""Draw observations: `imagine(size, generator) -> [*size, ...]`."""
+Some = TypeVar("Some", bound="Moments")
 
 
 @dataclass(frozen=True)
-class Script:
-    """What every agent will see, step by step; one step more than is lived, for the tail."""
+class Moments:
+    """What agents meet: one step `[A]`, or segments `[B,T]`."""
 
-    obs: Shaped[Tensor, "A N1 ..."]
-    first: Bool[Tensor, "A N1"]
-    truncates: Bool[Tensor, "A N1"]
-    """Which of the episode ends are truncations; the others are terminations."""
-    trial: Bool[Tensor, "A N1"]
-    valid: Bool[Tensor, "A N1"]
+    obs: Shaped[Tensor, "..."]
+    first: Bool[Tensor, "*batch"]
+    """The observation opens an episode; clear, then read."""
+    terminated: Bool[Tensor, "*batch"]
+    """An episode ended just before it, and not because time was up."""
+    truncated: Bool[Tensor, "*batch"]
+    trial: Bool[Tensor, "*batch"]
+    valid: Bool[Tensor, "*batch"]
+    action: Int[Tensor, "*batch"]
+    """What is done then, for policies that judge actions given to them."""
+
+    @property
+    def batch(self) -> torch.Size:
+        """The axes all parts share."""
+        return self.first.shape
+
+    def __getitem__(self: Some, index: Any) -> Some:
+        return type(self)(**{each.name: getattr(self, each.name)[index] for each in fields(self)})
+
+    def without_flags(self: Some) -> Some:
+        """Take every flag that tells of a start away: somebody else clears."""
+        never = torch.zeros_like(self.first)
+        return replace(self, first=never, terminated=never, truncated=never, trial=never)
+
+    def with_starts(self: Some, first: Bool[Tensor, "*batch"]) -> Some:
+        """Begin episodes elsewhere; all of them after a termination, but for the very first step."""
+        never = torch.zeros_like(first)
+        return replace(self, first=first, terminated=first, truncated=never, trial=never)
+
+
+@dataclass(frozen=True)
+class Script(Moments):
+    """The whole life of every agent `[A,N+1]`: one step more than is lived, for the tail."""
+
     other_obs: Shaped[Tensor, "A N1 ..."]
     """A second draw of everything there is to see, to change observations to."""
 
     @property
     def agents(self) -> int:
         """How many agents live."""
-        return self.obs.shape[0]
+        return self.first.shape[0]
 
     @property
     def steps(self) -> int:
         """How many steps they live."""
-        return self.obs.shape[1] - 1
+        return self.first.shape[1] - 1
+
+    def moments(self, start: int, stop: int) -> Moments:
+        """Cut a stretch out of everybody's life, `[A,T]`."""
+        return Moments(**{each.name: getattr(self, each.name)[:, start:stop] for each in fields(Moments)})
+
+    def at(self, t: int) -> Moments:
+        """Take one step of everybody's life, `[A]`."""
+        return self.moments(t, t + 1)[:, 0]
 
     def changed(self, where: Bool[Tensor, "A N1"]) -> "Script":
         """Let agents see something else at some steps."""
@@ -38,69 +80,56 @@ class Script:
 
     def of(self, agents: Int[Tensor, " n"]) -> "Script":
         """Take some agents, in some order."""
-        return Script(**{each.name: getattr(self, each.name)[agents] for each in fields(self)})
+        return self[agents]
+
+    def to(self, dtype: torch.dtype) -> "Script":
+        """Show observations that are fractions in another precision."""
+        if not self.obs.is_floating_point():
+            return self
+        return replace(self, obs=self.obs.to(dtype), other_obs=self.other_obs.to(dtype))
 
 
-def write_script(spec: WorldSpec, agents: int, steps: int, *, share_of_starts: float, seed: int) -> Script:
-    """Draw a script: random observations that fit the world; starts, trials and absences anywhere."""
+def write_script(
+    imagine: Imagine,
+    agents: int,
+    steps: int,
+    *,
+    share_of_starts: float,
+    absences: bool,
+    actions: int = 1,
+    seed: int = 0,
+) -> Script:
+    """Draw a script: observations that somebody imagines; starts, trials and absences anywhere."""
     generator = torch.Generator().manual_seed(seed)
     size = (agents, steps + 1)
     first, truncates, trial, absent = (
         torch.rand(size, generator=generator) < share for share in (share_of_starts, 0.5, 0.06, 0.06)
     )
-    first[:, 0], absent[:, 0] = True, False
-    return Script(
-        obs=_observations(spec, size, generator),
+    first[:, 0] = True
+    absent[:, 0] = False
+    obs = imagine(size, generator)
+    script = Script(
+        obs=obs,
         first=first,
-        truncates=truncates,
+        terminated=first & ~truncates,
+        truncated=first & truncates,
         trial=trial,
-        valid=~absent,
-        other_obs=_observations(spec, size, generator),
+        valid=~absent if absences else torch.ones_like(absent),
+        action=torch.randint(actions, size, generator=generator),
+        other_obs=_another(obs, imagine, generator),
     )
+    # Nothing ended before the run began.
+    script.terminated[:, 0] = script.truncated[:, 0] = False
+    return script
 
 
-def _observations(spec: WorldSpec, size: tuple[int, int], generator: torch.Generator) -> Tensor:
-    if not spec.features:
-        return torch.randn(*size, *spec.obs_shape, generator=generator)
-    shape = (*size, spec.obs_shape[0])
-    rows, columns = (torch.randint(side, shape, generator=generator) for side in spec.window)
-    feature = torch.randint(len(spec.features), shape, generator=generator)
-    norm = torch.tensor([feature.normalization for feature in spec.features])
-    share = 0.25 + 0.75 * torch.rand(shape, generator=generator)
-    value = (norm[feature] * share).ceil().clamp(max=255)
-    return torch.stack([rows << 4 | columns, feature, value.long()], dim=-1).to(torch.uint8)
-
-
-class ScriptedWorld:
-    """A world that reads from a script, whatever the agents do."""
-
-    def __init__(self, spec: WorldSpec, script: Script) -> None:
-        self.agents, self.script = script.agents, script
-        self.spec = replace(spec, truncates="always" if bool(script.truncates.any()) else "never")
-        self._clock = 0
-
-    def reset(self) -> Step:
-        """Read the first line."""
-        self._clock = 0
-        return self._tell()
-
-    def step(self, actions: Int[Tensor, " A"]) -> Step:
-        """Read the next line."""
-        self._clock += 1
-        return self._tell()
-
-    def _tell(self) -> Step:
-        t, script = self._clock, self.script
-        first = script.first[:, t]
-        ended = first if t else torch.zeros_like(first)
-        agent = torch.arange(self.agents, device=first.device)
-        return Step(
-            obs=script.obs[:, t],
-            reward=draws.uniform(0, draws.STREAM_WORLD, agent, t),
-            terminated=ended & ~script.truncates[:, t],
-            truncated=ended & script.truncates[:, t],
-            first=first,
-            valid=script.valid[:, t],
-            trial=script.trial[:, t],
-            last_obs=script.other_obs[:, t],
-        )
+def _another(obs: Tensor, imagine: Imagine, generator: torch.Generator) -> Tensor:
+    """Draw observations that differ from the given ones everywhere."""
+    size = tuple(obs.shape[:2])
+    other = imagine(size, generator)
+    for _ in range(100):
+        same = (other == obs).reshape(*size, -1).all(-1)
+        if not bool(same.any()):
+            return other
+        other = torch.where(same.reshape(*size, *[1] * (obs.dim() - 2)), imagine(size, generator), other)
+    raise ConfigError("There is only one observation to see, so nothing can be remembered.")

@@ -2,202 +2,198 @@
 
 import copy
 import tempfile
-from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import cast
 
 import torch
 from safetensors.torch import load_file, save_file
+from torch.utils import _pytree as pytree
 
-from holdfast.check.bench import (
-    AGENTS,
-    BOUND,
-    HORIZON,
-    SHARE_OF_STARTS,
-    SHORT,
-    STEPS,
-    Bench,
-    close,
-    nothing,
-    random_state,
-    segment_of,
-)
-from holdfast.check.probes import held, live_by_hand
+from holdfast.check.bench import Bench
+from holdfast.check.case import AGENTS, HORIZON, STEPS, Case
+from holdfast.check.compare import BOUND, SHORT, close, nothing
+from holdfast.check.probes import held
 from holdfast.check.results import Measurement
-from holdfast.check.script import Script
-from holdfast.experience import value_of
-from holdfast.memory import reference
-from holdfast.policies import LSTMWrapper, RecurrentPolicy
+from holdfast.check.script import Moments, Script
+from holdfast.check.tree import State, copied, leaves, names_of
 from holdfast.shapes import Tensor
 
-GRADIENT_BOUND = 2e-5
-Gradients = Sequence[Tensor | None]
+MIDDLE = STEPS // 2
 
 
 def replays(bench: Bench) -> list[Measurement]:
     """Replaying a segment from its entry state gives what was lived: PPO's first ratio is 1."""
     parts = []
-    for dtype, policy in bench.policies.items():
-        life = bench.live(bench.script, policy)
-        for what, part in (("values", slice(0, 1)), ("log-probs", slice(1, None))):
-            now, was = life.replayed[..., part], life.lived[..., part]
-            parts.append(close(f"{what}, {SHORT[dtype]}", now, was, BOUND[dtype]))
+    for dtype, life in bench.life.items():
+        for name in dict.fromkeys(bench.columns):
+            picked = [at for at, column in enumerate(bench.columns) if column == name]
+            now, was = life.replayed[..., picked], life.lived[..., picked]
+            parts.append(close(f"{name}, {SHORT[dtype]}", now, was, BOUND[dtype], about="replayed"))
     return parts
 
 
 def pure(bench: Bench) -> list[Measurement]:
-    """Asking for a value, or replaying, advances nothing."""
-    policy, script, middle = bench.proof, bench.script, STEPS // 2
-    undisturbed = bench.by_hand(script)
-    policy.reset_memory()
-    with torch.no_grad():
-        live_by_hand(policy, script, stop=middle)
-        before = _memory_of(policy)
-        state = policy.store.read(0, AGENTS).clone()
-        first = script.first[:, middle]
-        value_of(policy, state, script.other_obs[:, middle], first, torch.zeros_like(first))
-        with policy.replay(random_state(policy)):
-            policy(segment_of(script))
-        after = _memory_of(policy)
-        rest = live_by_hand(policy, script, start=middle)
-    moved = torch.stack([(after[key] - before[key]).abs().max() for key in before])
+    """Asking for a value, or replaying, advances nothing; inputs are left as they were."""
+    case, script, columns = bench.proof, bench.script, bench.columns
+    whole, states = case.steps(script)
+    subject, shown = case.subject, script.to(case.dtype)
+    with torch.no_grad(), case.precisely():
+        case.steps(script, stop=MIDDLE)
+        subject.value(shown.at(MIDDLE + 1), copied(states[MIDDLE]))
+        subject.replay(shown.moments(0, HORIZON), copied(states[MIDDLE + 1]))
+    rest, _ = case.steps(script, start=MIDDLE, state=states[MIDDLE])
+    again, _ = case.steps(script, start=MIDDLE, state=states[MIDDLE])
+    after = ("agent", "step after it")
     return [
-        nothing("state after asking for values", moved, "leaf"),
-        nothing("outputs after it", rest - undisturbed[:, middle:], "agent", "step"),
+        nothing(
+            "outputs after asking for values",
+            rest - whole[:, MIDDLE:],
+            *after,
+            columns=columns,
+            about="asked",
+        ),
+        nothing("outputs of the same steps again", again - rest, *after, columns=columns, about="asked"),
+        *_inputs_untouched(case, shown, states[MIDDLE]),
     ]
+
+
+def _inputs_untouched(case: Case, script: Script, state: State) -> list[Measurement]:
+    """Compare what was given to the policy before and after it was called."""
+    parts = []
+    with torch.no_grad(), case.precisely():
+        for name, moments in (
+            ("act", script.at(MIDDLE)),
+            ("replay", script.moments(MIDDLE, MIDDLE + HORIZON)),
+        ):
+            given, lent = copy.deepcopy(moments), copied(state)
+            getattr(case.subject, name)(given, lent)
+            changed = [
+                each.name
+                for each in fields(Moments)
+                if not getattr(given, each.name).equal(getattr(moments, each.name))
+            ]
+            changed += [
+                f"state {which}"
+                for which, now, was in zip(names_of(state), leaves(lent), leaves(state), strict=True)
+                if not now.equal(was)
+            ]
+            finding = f"{name} wrote into its {', '.join(changed)}"
+            parts.append(
+                Measurement(
+                    f"inputs written to by {name}", float(len(changed)), 0.0, finding=finding, about="inputs"
+                )
+            )
+    return parts
 
 
 def bounded(bench: Bench) -> list[Measurement]:
     """What is held does not grow with time."""
-    policy, script = bench.practice, bench.script.of(torch.arange(2))
-    policy.reset_memory()
-    segment, entry = segment_of(script), random_state(policy)[:2]
+    case, script = bench.practice, bench.script.of(torch.arange(2)).to(torch.float32)
+    subject = case.subject
+    with case.precisely():
+        state = subject.initial(2)
+        entry = copied(state)
 
     def live(steps: int) -> None:
-        with torch.enable_grad():
-            for done in range(0, steps, STEPS):
-                steps_a_call = HORIZON if done % (2 * STEPS) else 1
-                stop = min(STEPS, steps - done)
-                live_by_hand(policy, script, steps_a_call=steps_a_call, stop=stop)
-                with policy.replay(entry):
-                    policy(segment.clone())
+        nonlocal state
+        with case.precisely():
+            for t in range(steps):
+                with torch.set_grad_enabled(subject.cuts_itself):
+                    _, state = subject.act(script.at(t % STEPS), state)
+                if t % 100 == 0:
+                    with torch.enable_grad():
+                        subject.replay(script.moments(0, HORIZON), copied(entry))
 
     live(200)
     few = held()
     live(1800)
     many = held()
+    return growth(few, many)
+
+
+def growth(few: tuple[int, int], many: tuple[int, int], what: str = "") -> list[Measurement]:
+    """Demand that as much is held after 2,000 steps as after 200."""
     return [
         Measurement(
-            f"growth of {what} from 200 to 2,000 steps",
+            f"growth of {kind} from 200 to 2,000 steps{what}",
             float(abs(late - early)),
             0.0,
             finding=f"{early:,} after 200 steps, {late:,} after 2,000",
+            about=kind,
         )
-        for what, early, late in zip(("bytes", "graph nodes"), few, many, strict=True)
+        for kind, early, late in zip(("bytes", "graph nodes"), few, many, strict=True)
     ]
 
 
 def restore(bench: Bench) -> list[Measurement]:
     """Weights and memories written to disk and read back go on as if never stopped."""
-    policy, script, middle = bench.proof, bench.script, STEPS // 2
-    whole = bench.by_hand(script)
-    policy.reset_memory()
-    # Copied before they live, and spoilt, so that nothing is right but what is loaded.
-    others = [_spoilt(policy) for _ in range(2)]
-    with torch.no_grad():
-        live_by_hand(policy, script, stop=middle)
+    case, script = bench.proof, bench.script
+    whole, _ = case.steps(script)
+    # Copied before it lives, and spoilt, so that nothing is right but what is loaded.
+    with case.precisely():
+        other = Case(copy.deepcopy(case.subject), case.dtype)
+    _spoil(other)
+    _, states = case.steps(script, stop=MIDDLE)
     with tempfile.TemporaryDirectory() as folder:
         weights, memory = Path(folder) / "weights.safetensors", Path(folder) / "memory.safetensors"
-        save_file({key: leaf.contiguous() for key, leaf in policy.state_dict().items()}, weights)
-        save_file(_memory_of(policy), memory)
-        for other in others:
-            other.load_state_dict(load_file(weights))
+        save_file(
+            {key: leaf.contiguous().clone() for key, leaf in case.subject.module.state_dict().items()},
+            weights,
+        )
+        save_file({str(at): leaf.contiguous() for at, leaf in enumerate(leaves(states[MIDDLE]))}, memory)
+        other.subject.module.load_state_dict(load_file(weights))
         saved = load_file(memory)
-    first, second = ({int(key.split()[1]): saved[key] for key in saved if key[0] == part} for part in "01")
-    others[0].set_memory((first, second))
-    others[1].store.restore(policy.store.snapshot())
-    parts = []
-    for what, other in zip(("outputs after loading", "outputs after a snapshot"), others, strict=True):
-        with torch.no_grad():
-            rest = live_by_hand(other, script, start=middle)
-        parts.append(nothing(what, rest - whole[:, middle:], "agent", "step"))
-    return parts
+    kept = iter(range(len(saved)))
+    state = pytree.tree_map_only(Tensor, lambda leaf: saved[str(next(kept))], states[MIDDLE])
+    # Somebody else lives meanwhile: what is kept outside of weights and states is no longer what it was.
+    case.steps(script.changed(torch.ones_like(script.first)), stop=HORIZON + 3)
+    rest, _ = other.steps(script, start=MIDDLE, state=state)
+    what = "outputs after saving and loading"
+    return [
+        nothing(
+            what, rest - whole[:, MIDDLE:], "agent", "step after it", columns=bench.columns, about="saved"
+        )
+    ]
 
 
-def _spoilt(policy: LSTMWrapper) -> LSTMWrapper:
-    other = copy.deepcopy(policy)
-    with torch.no_grad():
-        for leaf in other.state_dict().values():
-            leaf.add_(1)
-    return other
-
-
-def _memory_of(policy: LSTMWrapper) -> dict[str, Tensor]:
-    """Copy the live memories under names a file can hold: which part, which slice."""
-    parts = enumerate(policy.get_memory())
-    return {f"{part} {start}": leaf.contiguous() for part, leaves in parts for start, leaf in leaves.items()}
+@torch.no_grad()
+def _spoil(case: Case) -> None:
+    for leaf in case.subject.module.state_dict().values():
+        leaf.add_(1)
 
 
 def agree(bench: Bench) -> list[Measurement]:
-    """One call over a segment, calls step by step, compiled parts and the plain cell give the same."""
+    """However a segment is laid out in calls, it says the same."""
     parts = []
-    for dtype, policy in bench.policies.items():
-        by_steps = bench.by_hand(bench.script, policy=policy)
-        by_segments = bench.by_hand(bench.script, HORIZON, policy=policy)
-        parts.append(close(f"segments as steps, {SHORT[dtype]}", by_segments, by_steps, BOUND[dtype]))
-        parts += _cell_agrees(policy, dtype)
-    if isinstance(bench.proof, RecurrentPolicy):
-        parts += _compiled_agrees(bench.proof, bench.script)
+    for dtype, case in bench.cases.items():
+        _, states = case.steps(bench.script)
+        whole, alone, short = [], [], []
+        for start in range(0, STEPS, HORIZON):
+            moments, entry = bench.script.moments(start, start + HORIZON), states[start]
+            whole.append(case.replay(moments, entry))
+            alone.append(replay_alone(case, moments, entry))
+            pieces = [slice(0, 1), slice(1, 4), slice(4, HORIZON)]
+            short.append(
+                torch.cat(
+                    [case.replay(moments[:, each], states[start + each.start]) for each in pieces], dim=1
+                )
+            )
+        was, kinds = (
+            torch.cat(whole, dim=1),
+            (
+                ("alone", "a sequence alone as among others", alone),
+                ("short", "short segments as a long one", short),
+            ),
+        )
+        for about, what, said in kinds:
+            now = torch.cat(said, dim=1)
+            parts.append(
+                close(f"{what}, {SHORT[dtype]}", now, was, BOUND[dtype], columns=bench.columns, about=about)
+            )
     return parts
 
 
-def _compiled_agrees(policy: RecurrentPolicy, script: Script) -> list[Measurement]:
-    """Hold a policy with compiled parts against itself, gradients included."""
-    compiled = copy.deepcopy(policy)
-    compiled.compile_parts(backend="aot_eager")
-    outputs, gradients = [], []
-    for each in (policy, compiled):
-        each.reset_memory()
-        with torch.enable_grad():
-            outputs.append(live_by_hand(each, script, steps_a_call=HORIZON))
-            weights = list(each.parameters())
-            gradients.append(torch.autograd.grad(outputs[-1].square().sum(), weights, allow_unused=True))
-    return [
-        close("compiled as eager, f64", outputs[1], outputs[0], BOUND[torch.float64]),
-        _same_gradients("gradients compiled as eager, f64", gradients[1], gradients[0]),
-    ]
-
-
-def _same_gradients(what: str, now: Gradients, was: Gradients) -> Measurement:
-    """Demand that gradients are equal to within a share of each one's largest entry."""
-    errors = [
-        (a - b).abs().max() / b.abs().max().clamp(min=torch.finfo(b.dtype).tiny)
-        for a, b in zip(now, was, strict=True)
-        if a is not None and b is not None
-    ]
-    size = float(torch.stack([error.double() for error in errors]).max())
-    return Measurement(what, size, GRADIENT_BOUND, finding=f"off by {size:.1e} of the largest entry")
-
-
-def _cell_agrees(policy: LSTMWrapper, dtype: torch.dtype) -> list[Measurement]:
-    """Hold the policy's cell against the LSTM written out step by step, gradients included."""
-    cell = policy.lstm.cell
-    generator = torch.Generator().manual_seed(1)
-    x = torch.randn(AGENTS, STEPS, cell.input_size, generator=generator).to(dtype).requires_grad_()
-    clear = torch.rand(AGENTS, STEPS, generator=generator) < SHARE_OF_STARTS
-    state = random_state(policy)
-    with torch.enable_grad():
-        fast, end = cell(x, state, clear)
-        plain, plain_end = reference.lstm(cell, x, state, clear)
-        towards = torch.randn(fast.shape, generator=generator).to(dtype)
-        inputs = [x, *cell.parameters()]
-        now = torch.autograd.grad((fast * towards).sum(), inputs)
-        was = torch.autograd.grad((plain * towards).sum(), inputs)
-    return [
-        close(f"cell as reference, {SHORT[dtype]}", fast, plain, BOUND[dtype]),
-        *(
-            close(f"its state, {SHORT[dtype]}", cast("Tensor", leaf), plain_end[key], BOUND[dtype])
-            for key, leaf in end.items()
-        ),
-        _same_gradients(f"its gradients, {SHORT[dtype]}", now, was),
-    ]
+def replay_alone(case: Case, moments: Moments, entry: State) -> Tensor:
+    """Replay every row of a segment in a batch of its own."""
+    rows = [torch.tensor([agent]) for agent in range(AGENTS)]
+    return torch.cat([case.replay(moments[row], case.rows.pick(entry, row)) for row in rows])

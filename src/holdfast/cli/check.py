@@ -2,24 +2,23 @@
 
 import argparse
 import json
+import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
 import torch
 from rich.console import Console
-from rich.table import Table
 
-from holdfast.check.laws import LAWS, measure
+from holdfast.check.bench import set_up
+from holdfast.check.diagnose import diagnose
+from holdfast.check.laws import LAWS, measure, reach_of
 from holdfast.check.results import Law, Laws
-from holdfast.config import Config, change, read_config
+from holdfast.check.subject import Subject
+from holdfast.cli.target import find_target
 from holdfast.errors import ConfigError
-from holdfast.keep import load_weights
-from holdfast.policies import LSTMWrapper, make_policy
-from holdfast.train import build_policy, build_world
-from holdfast.worlds import World, make_world
-
-NOT_YET = ("component", "world", "trainer")
+from holdfast.report.verdict import show
 
 
 class _Parser(argparse.ArgumentParser):
@@ -30,68 +29,55 @@ class _Parser(argparse.ArgumentParser):
 def run_check(words: Sequence[str]) -> int:
     """Measure the laws, print them, and return 0 if all hold."""
     parser = _Parser(prog="holdfast check", description="Measure the laws of memory on a policy, on the CPU.")
-    parser.add_argument("target", nargs="?", help="a policy's name, package.module:Class, or a run's folder")
+    parser.add_argument(
+        "target",
+        nargs="?",
+        help="a policy's name, a run's folder, or package.module:Name of a class, a maker or a policy",
+    )
     parser.add_argument("--policy", metavar="TARGET", help="another way to say it")
+    parser.add_argument("--obs", metavar="SHAPE", help="what a foreign policy sees: 4, or 3,84,84")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
+    parser.add_argument("--html", nargs="?", const="", metavar="FILE", help="write a page with pictures too")
     asked = parser.parse_args(words)
     target = asked.target or asked.policy
     if not target or (asked.target and asked.policy):
-        raise ConfigError("Name one thing to check, for example: holdfast check fast.")
+        raise ConfigError("Name one thing to check, for example: holdfast check fast --html.")
+    page = None if asked.html is None else _page_for(target, asked.html)
     torch.set_num_threads(1)
-    policy, world = _find(target)
-    console = Console(highlight=False, soft_wrap=True)
+    screen = Console(highlight=False, soft_wrap=True)
+    laws = _measure(find_target(target, asked.obs), screen)
+    if asked.json:
+        print(json.dumps(laws.as_json(), indent=2))
+    else:
+        show(screen, laws)
+    if page is not None:
+        # Pictures take a while to import.
+        from holdfast.report.check_page import check_page
+
+        page.write_text(check_page(laws, f"The memory of {target}"), encoding="utf-8")
+        print(f"page {page}", file=sys.stderr if asked.json else sys.stdout)
+    return 0 if laws.ok else 1
+
+
+def _page_for(target: str, file: str) -> Path:
+    """Say where the page goes, before anybody waits for the measurements."""
+    name = Path(target).resolve().name if Path(target).is_dir() else target
+    page = Path(file or f"check-{re.sub(r'[^A-Za-z0-9._-]+', '-', name)}.html")
+    if page.is_dir() or not page.parent.is_dir():
+        raise ConfigError(f"{page} cannot be written; name a file in a folder that exists: --html FILE.")
+    return page
+
+
+def _measure(subject: Subject, screen: Console) -> Laws:
+    """Measure law by law, and say which one it is meanwhile."""
+    bench = set_up(subject)
     found: list[Law] = []
-    with console.status("") as status:
-        laws = measure(policy, world)
+    with screen.status("") as status:
+        laws = measure(bench)
         for name in LAWS:
             status.update(f"measuring {name} ({len(found) + 1} of {len(LAWS)})")
             found.append(next(laws))
-    verdict = Laws(found)
-    if asked.json:
-        print(json.dumps(verdict.as_json(), indent=2))
-    else:
-        _print(console, verdict)
-    return 0 if verdict.ok else 1
-
-
-def _find(target: str) -> tuple[LSTMWrapper, World]:
-    """Build the policy a target names, and the world it is for."""
-    if (Path(target) / "config.json").exists():
-        folder = Path(target)
-        config = _read(folder / "config.json")
-        world = build_world(config, torch.device("cpu"), agents=1, seed=0)
-        # Eager: the check compiles a copy itself.
-        policy = build_policy(change(config, {"policy.compile": False}), world, torch.device("cpu"))
-        weights = folder / "checkpoints" / "latest" / "model.safetensors"
-        if not weights.exists():
-            raise ConfigError(f"{target} holds no {weights.relative_to(folder)}; has the run ended?")
-        load_weights(policy, weights)
-        return policy, world
-    kind = target.partition(":")[0]
-    if kind in NOT_YET:
-        raise ConfigError(f"{target}: this version checks policies and runs; it cannot check a {kind} yet.")
-    if "/" in target and not Path(target).exists():
-        raise ConfigError(f"{target} does not exist; a run's folder is for example runs/NAME.")
-    if Path(target).is_dir():
-        raise ConfigError(f"{target} is a folder without config.json, so it is no run.")
-    world = make_world("recall", agents=1)
-    return make_policy(target, world, seed=0), world
-
-
-def _read(file: Path) -> Config:
-    try:
-        return read_config(file.read_text())
-    except (OSError, UnicodeDecodeError, ConfigError) as error:
-        raise ConfigError(f"{file}: {error}") from None
-
-
-def _print(console: Console, laws: Laws) -> None:
-    table = Table("law", "measured", "bound", "", "what was measured", box=None, padding=(0, 2, 0, 0))
-    for name, law in laws.items():
-        sign = ">" if law.worst.sense == "more than" else "≤"
-        mark = "[green]✓[/]" if law.ok else "[red]✗[/]"
-        table.add_row(name, f"{law.measured:.1e}", f"{sign} {law.bound:.0e}", mark, law.worst.what)
-    console.print(table)
-    for name, law in laws.items():
-        if not law.ok:
-            console.print(f"\n{name}: {law.finding}", markup=False)
+        status.update("looking for the cause")
+        found = diagnose(bench, found)
+        reach = reach_of(bench, found)
+    return Laws(found, notes=bench.notes, reach=reach)

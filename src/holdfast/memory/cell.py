@@ -1,6 +1,7 @@
 """What a memory cell is: a pure function of input, state and clears, with weights and nothing else."""
 
 from abc import ABC, abstractmethod
+from functools import partial
 
 import torch
 from tensordict import TensorDict
@@ -38,8 +39,8 @@ class Cell(nn.Module, ABC):
 
 def select_rows(mask: Bool[Tensor, " B"], yes: TensorDict, no: TensorDict) -> TensorDict:
     """Take `yes` where the mask is true and `no` elsewhere, by selection: 0 x NaN would be NaN."""
+    return yes.apply(partial(_choose, mask), no)  # pyright: ignore[reportReturnType]
 
-    def choose(a: Tensor, b: Tensor) -> Tensor:
-        return torch.where(mask.reshape(-1, *[1] * (a.dim() - 1)), a, b)
 
-    return yes.apply(choose, no)  # pyright: ignore[reportReturnType]
+def _choose(mask: Tensor, yes: Tensor, no: Tensor) -> Tensor:
+    return torch.where(mask.reshape(-1, *[1] * (yes.dim() - 1)), yes, no)

@@ -1,12 +1,12 @@
 """The agent thinks: the template that minds the memory, encoders, heads, and the policies made of them."""
 
-import importlib
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from holdfast.errors import ConfigError, did_you_mean
+from holdfast.named import find_named
 from holdfast.policies.fast import Fast
 from holdfast.policies.template import RecurrentPolicy, Thoughts
 from holdfast.policies.wrapper import LSTMWrapper
@@ -39,18 +39,8 @@ def find_policy(name: str) -> Callable[..., LSTMWrapper]:
         raise ConfigError(
             f"There is no policy {name!r}; {meant} Your own class goes by package.module:Class."
         )
-    module_name, _, class_name = name.partition(":")
-    if not all(part.isidentifier() for part in [*module_name.split("."), class_name]):
-        raise ConfigError(f"policy={name}: write package.module:Class.")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        own = error.name is not None and module_name.startswith(error.name)
-        hint = "is it on the Python path?" if own else f"{module_name} imports it."
-        raise ConfigError(f"policy={name}: {error}; {hint}") from error
-    found = vars(module).get(class_name)
-    if found is None:
-        raise ConfigError(f"policy={name}: {module_name} has no class {class_name}.")
+    found = find_named(name, "policy=")
+    class_name = name.partition(":")[2]
     if not (isinstance(found, type) and issubclass(found, LSTMWrapper)):
         raise ConfigError(f"policy={name}: {class_name} is not a subclass of holdfast.LSTMWrapper.")
     missing = sorted(getattr(found, "__abstractmethods__", ()))

@@ -8,8 +8,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Column, Table
 from rich.text import Text
 
+from holdfast.check.watch import REPLAY_ALARM
 from holdfast.config import Config, keys_of
-from holdfast.report.metrics import REPLAY_ALARM
 
 LINE_EVERY_S = 5.0
 

@@ -39,12 +39,15 @@ METRICS: dict[str, Metric] = {
     "memory/replay_value_error": Metric(
         "", "largest relative change of a value in that replay", "below 1e-5"
     ),
+    "memory/check_replay": Metric(
+        "", "largest change of a value or probability when stored segments are replayed", "below 1e-5"
+    ),
+    "memory/check_clear": Metric(
+        "", "how much is felt after a start when all that was stored before it is exchanged", "exactly 0"
+    ),
     "eval/return_mean": Metric("reward", "mean greedy return of the final evaluation"),
     "eval/return_mean_memory_cleared": Metric("reward", "the same with memory emptied before every step"),
 }
-
-REPLAY_ALARM = 1e-4
-"""Above this, replaying does not give what was lived: the memory is wrong somewhere."""
 
 
 class MetricsFile:

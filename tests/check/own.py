@@ -1,12 +1,14 @@
-"""Policies and trainers that are wrong on purpose: each breaks a law that must notice."""
+"""Holdfast's own policies and trainers, wrong on purpose: each breaks a law that must notice."""
 
+import dataclasses
 from contextlib import contextmanager
 
 import torch
 from tensordict import TensorDict
 from torch import nn
 
-from holdfast.experience import Collector
+from holdfast.experience import Collector, evaluate
+from holdfast.learn import replay
 from holdfast.policies import Fast, LSTMWrapper
 from holdfast.worlds import make_world
 from small import Small
@@ -58,9 +60,11 @@ class LateClear(Small):
     late = None
 
     def unroll(self, obs, first, state, valid=None):
-        if first.dim() == 1:
+        if first.dim() == 1 and not self.store.is_replaying:
             late = torch.zeros_like(first) if self.late is None or len(self.late) != len(first) else self.late
             self.late = first
+        elif first.dim() == 1:
+            late = torch.zeros_like(first)
         else:
             late = torch.cat([torch.zeros_like(first[:, :1]), first[:, :-1]], dim=1)
         return super().unroll(obs, late, state, valid)
@@ -154,7 +158,7 @@ class BootstrapAdvances(Small):
 
     def unroll(self, obs, first, state, valid=None):
         thoughts, after = super().unroll(obs, first, state, valid)
-        if self.store.is_replaying and 0 in self.store.slices:
+        if self.store.is_replaying and self.store.slices.get(0) == len(first):
             entry, self.store._entry = self.store._entry, None
             self.store.write(0, after)
             self.store._entry = entry
@@ -328,51 +332,37 @@ class FastZeroEntry(Fast):
         return super().replay(entry.apply(torch.zeros_like))
 
 
-class FastOtherWhenCompiled(Fast):
-    """`fast`, a thousandth off once it is compiled."""
+class NoClearInEvaluation(Small):
+    """Clears in training mode only."""
 
-    def __init__(self, **options):
-        super().__init__(make_world("recall", agents=1).spec, **options)
-
-    def encode(self, obs):
-        x = super().encode(obs)
-        return x * 1.001 if torch.compiler.is_compiling() else x
+    def unroll(self, obs, first, state, valid=None):
+        return super().unroll(obs, first if self.training else torch.zeros_like(first), state, valid)
 
 
-ON_FAST = [(FastZeroEntry, "replay"), (FastOtherWhenCompiled, "agree")]
+class OtherLayerNotCleared(Small):
+    """Clears the first layer and forgets the second."""
 
-POLICIES = [
-    (NoClearInFloat32, "clear"),
-    (NoClearInTraining, "clear"),
-    (DropsOut, "replay"),
-    (ReadsWhereNobodyActs, "clear"),
-    (GradientThroughTheEncoder, "cut"),
-    (SecondMemory, "restore"),
-    (NaNGradient, "agree"),
-    (HoardsReplays, "bounded"),
-    (NoDetach, "cut"),
-    (NoDetach, "bounded"),
-    (EntryWithGraph, "cut"),
-    (Forgetful, "carry"),
-    (LateClear, "clear"),
-    (NoClear, "clear"),
-    (ClearsOnTerminatedOnly, "clear"),
-    (ClearsOnTruncatedOnly, "clear"),
-    (UpdateIgnoresClears, "clear"),
-    (UpdateIgnoresClears, "replay"),
-    (UpdateClearsAtTheStartOnly, "clear"),
-    (ZeroEntry, "replay"),
-    (ZeroEntry, "carry"),
-    (TimeAndBatchSwapped, "replay"),
-    (TimeAndBatchSwapped, "isolate"),
-    (SharedSlices, "isolate"),
-    (BatchMatesMixed, "isolate"),
-    (BootstrapAdvances, "pure"),
-    (Hoards, "bounded"),
-    (SavesHalf, "restore"),
-    (OtherWhenCompiled, "agree"),
-    (WrongKernel, "agree"),
-]
+    def unroll(self, obs, first, state, valid=None):
+        if first.dim() == 1 and not self.store.is_replaying:
+            fresh = {key: torch.where(first[:, None], 0.0, leaf[:, 0]) for key, leaf in state.items()}
+            state = TensorDict(
+                {key: torch.stack([fresh[key], leaf[:, 1]], 1) for key, leaf in state.items()}, [len(first)]
+            )
+            first = torch.zeros_like(first)
+        return super().unroll(obs, first, state, valid)
+
+
+class CutsInside(Small):
+    """Learns from one step at a time: no gradient from a step to the one before it."""
+
+    def unroll(self, obs, first, state, valid=None):
+        if first.dim() == 1:
+            return super().unroll(obs, first, state, valid)
+        thoughts = []
+        for t in range(first.shape[1]):
+            one, state = super().unroll(obs[:, t], first[:, t], state, None if valid is None else valid[:, t])
+            thoughts.append(one)
+        return type(thoughts[0])(*(torch.stack(part, 1) for part in zip(*thoughts, strict=True))), state
 
 
 class EntryAfterTheStep(Collector):
@@ -410,9 +400,91 @@ class EntriesShuffled(Collector):
         return type(s)(s.steps, s.entry[torch.arange(len(s)).roll(1)], s.tail, s.version)
 
 
-COLLECTORS = [
-    (EntryAfterTheStep, "replay"),
-    (WipesBeforeRollouts, "carry"),
-    (EntriesShuffled, "replay"),
-    (EntriesShuffled, "isolate"),
-]
+class EntryOneStepOld(Collector):
+    """Copies a segment's entry state before the step that came before it."""
+
+    def rollout(self, version):
+        states, one_step = [self.__dict__.get("previous", self._state().clone())], self._live_one_step
+
+        def live():
+            states.append(self._state().clone())
+            return one_step()
+
+        self._live_one_step = live
+        s = super().rollout(version)
+        del self._live_one_step
+        self.previous = states[-1]
+        old = torch.stack(states[:-1][:: self.horizon], dim=1).flatten(0, 1)
+        return type(s)(s.steps, old, s.tail, s.version)
+
+
+class OneEntryForARollout(Collector):
+    """Keeps one state a rollout and starts all its segments there."""
+
+    def rollout(self, version):
+        s = super().rollout(version)
+        segments = self.length // self.horizon
+        first = s.entry[torch.arange(len(s)) // segments * segments]
+        return type(s)(s.steps, first, s.tail, s.version)
+
+
+class EntriesBackwards(Collector):
+    """Hands the segments of an agent each other's entry states."""
+
+    def rollout(self, version):
+        s = super().rollout(version)
+        segments = self.length // self.horizon
+        row = torch.arange(len(s))
+        mirrored = row // segments * segments + segments - 1 - row % segments
+        return type(s)(s.steps, s.entry[mirrored], s.tail, s.version)
+
+
+class HalfAnEntry(Collector):
+    """Stores one tensor of the state and loses the other."""
+
+    def rollout(self, version):
+        s = super().rollout(version)
+        entry = s.entry.clone()
+        entry["c"].zero_()
+        return type(s)(s.steps, entry, s.tail, s.version)
+
+
+def replay_clears_late(policy, segments):
+    """An update that reads every flag a step too late."""
+    steps = segments.steps.clone()
+    steps["first"] = torch.cat([torch.zeros_like(steps["first"][:, :1]), steps["first"][:, :-1]], dim=1)
+    return replay(policy, type(segments)(steps, segments.entry, segments.tail, segments.version))
+
+
+def replay_misses_the_first_flag(policy, segments):
+    """An update whose entry states were stored before clearing, and that does not clear at them."""
+    steps = segments.steps.clone()
+    steps["first"][:, 0] = False
+    return replay(policy, type(segments)(steps, segments.entry, segments.tail, segments.version))
+
+
+class _Unflagged:
+    """A world whose steps never say that an episode begins."""
+
+    def __init__(self, world):
+        self.world, self.agents, self.spec = world, world.agents, world.spec
+
+    def _without(self, step):
+        return dataclasses.replace(step, first=torch.zeros_like(step.first))
+
+    def reset(self):
+        return self._without(self.world.reset())
+
+    def step(self, actions):
+        return self._without(self.world.step(actions))
+
+
+def evaluate_without_clearing(policy, world, *, episodes):
+    """An evaluation that does not tell the policy where episodes begin."""
+    return evaluate(policy, _Unflagged(world), episodes=episodes)
+
+
+def evaluate_in_place(policy, world, *, episodes):
+    """An evaluation with the training's own memories."""
+    evaluate(policy, world, episodes=episodes)
+    policy.store.reset()

@@ -1,0 +1,179 @@
+"""Holdfast's own policies under test: lived by the trainer's collector, replayed by its update."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import nn
+
+from holdfast.check.script import Moments, Script
+from holdfast.check.subject import Answer, Life, Subject
+from holdfast.check.subjects import measures
+from holdfast.check.tree import State
+from holdfast.experience import Collector, Segments, evaluate, value_of
+from holdfast.learn import replay
+from holdfast.policies import LSTMWrapper
+from holdfast.shapes import Float, Int, Tensor
+from holdfast.worlds import Step, WorldSpec, draws
+
+Flags = Literal["first", "dones", "truncateds"]
+
+
+class Wrapped(Subject):
+    """An `LSTMWrapper`, in the hands of Holdfast's collector, update and evaluation."""
+
+    knows_absence = True
+    cuts_itself = True
+    module: LSTMWrapper
+    collector: type[Collector] = Collector
+    """Who collects: the trainer's collector, or one that somebody derived from it."""
+    again: Callable[[LSTMWrapper, Segments], TensorDictBase] = staticmethod(replay)
+    """Who replays."""
+    play: Callable[..., object] = staticmethod(evaluate)
+    """Who evaluates."""
+
+    def __init__(self, policy: LSTMWrapper, spec: WorldSpec) -> None:
+        self.module, self.spec = policy, spec
+        self.clear_on, self.actions = policy.clear_on, len(spec.action_names)
+
+    def imagine(self, size: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        """Draw tokens that fit the world, or numbers where it has no tokens."""
+        spec = self.spec
+        if not spec.features:
+            return torch.randn(*size, *spec.obs_shape, generator=generator)
+        shape = (*size, spec.obs_shape[0])
+        rows, columns = (torch.randint(side, shape, generator=generator) for side in spec.window)
+        feature = torch.randint(len(spec.features), shape, generator=generator)
+        norm = torch.tensor([feature.normalization for feature in spec.features])
+        share = 0.25 + 0.75 * torch.rand(shape, generator=generator)
+        value = (norm[feature] * share).ceil().clamp(max=255)
+        return torch.stack([rows << 4 | columns, feature, value.long()], dim=-1).to(torch.uint8)
+
+    def initial(self, rows: int) -> State:
+        """Ask the cell."""
+        return dict(self.module.lstm.cell.initial(rows).items())
+
+    def act(self, moment: Moments, state: State) -> tuple[Answer, State]:
+        """Put the state into the live store, call the policy, and take the state out again."""
+        policy, rows = self.module, len(moment.first)
+        policy.store.close()
+        policy.store.write(0, TensorDict(state, batch_size=[rows]))
+        said = answer(policy(as_td(moment, 0)))
+        return said, {key: leaf.clone() for key, leaf in policy.store.live(0).items()}
+
+    def replay(self, moments: Moments, state: State) -> Answer:
+        """Replay from the entry state, as the update does."""
+        td = as_td(moments, None)
+        with self.module.replay(TensorDict(state, batch_size=[len(moments.first)])):
+            return answer(self.module(td, action=moments.action))
+
+    def value(self, moment: Moments, state: State) -> Answer:
+        """Ask as the collector's bootstrap does."""
+        entry = TensorDict(state, batch_size=[len(moment.first)])
+        rest = (moment.obs, moment.first, moment.trial, moment.valid)
+        return {"values": value_of(self.module, entry, *rest)}
+
+    @torch.no_grad()
+    def live(self, script: Script) -> Life:
+        """Live a script through the trainer's own collector, and replay it through its own update path."""
+        policy, length = self.module, script.steps // self.rollouts
+        said: list[Tensor] = []
+
+        def listen(module: nn.Module, arguments: tuple[Any, ...], td: TensorDictBase) -> None:
+            if not policy.store.is_replaying:
+                said.append(_side_by_side(td).clone())
+
+        world = ScriptedWorld(self.spec, script)
+        policy.store.close()
+        collector = self.collector(world, policy, length=length, horizon=length // self.segments, seed=0)
+        replayed = []
+        handle = policy.register_forward_hook(listen)
+        try:
+            for version in range(self.rollouts):
+                again = _side_by_side(self.again(policy, collector.rollout(version)))
+                replayed.append(again.reshape(script.agents, length, -1))
+        finally:
+            handle.remove()
+            policy.store.close()
+        return Life(torch.stack(said, dim=1), torch.cat(replayed, dim=1))
+
+    def evaluate(self, script: Script) -> Float[Tensor, "A N K"]:
+        """Let the evaluation of runs play the script, up to its last step, where every episode ends."""
+        said: list[Tensor] = []
+
+        def listen(module: nn.Module, arguments: tuple[Any, ...], td: TensorDictBase) -> None:
+            said.append(_side_by_side(td).clone())
+
+        over = script.terminated.clone()
+        over[:, -1] = ~script.truncated[:, -1]
+        world = ScriptedWorld(self.spec, replace(script, terminated=over))
+        fewest = int((over | script.truncated).sum(1).min())
+        handle = self.module.register_forward_hook(listen)
+        try:
+            self.play(self.module, world, episodes=fewest * script.agents)
+        finally:
+            handle.remove()
+        return torch.stack(said, dim=1)
+
+    def entrance(self) -> nn.Module:
+        """The cell reads what was encoded."""
+        return self.module.lstm.cell
+
+    def beyond(self, law: str, bench: Any) -> list[Any]:
+        """Measure the live store, every flag, saving, compiled parts and the cell against its reference."""
+        return measures.OF_LAW[law](bench) if law in measures.OF_LAW else []
+
+
+def answer(td: TensorDictBase) -> Answer:
+    """Take the value and all log-probabilities from a policy's answer."""
+    return {"values": td["values"], "full_log_probs": td["full_log_probs"]}
+
+
+def _side_by_side(td: TensorDictBase) -> Float[Tensor, "*batch K"]:
+    return torch.cat([td["values"][..., None], td["full_log_probs"]], dim=-1)
+
+
+def as_td(moments: Moments, start: int | None, flags: Flags = "first") -> TensorDict:
+    """Put moments into the words that policies read; some flag alone may tell of the starts."""
+    batch = moments.batch
+    told = moments.first if flags == "first" else moments.terminated | moments.truncated
+    td = {"env_obs": moments.obs, flags: told, "trial": moments.trial, "valid": moments.valid}
+    td["draws"] = torch.zeros(batch)
+    if start is not None:
+        td["training_env_id_start"] = torch.full(batch, start)
+    return TensorDict({key: leaf.clone() for key, leaf in td.items()}, batch_size=batch)
+
+
+class ScriptedWorld:
+    """A world that reads from a script, whatever the agents do."""
+
+    def __init__(self, spec: WorldSpec, script: Script) -> None:
+        self.agents, self.script = script.agents, script
+        self.spec = replace(spec, truncates="always" if bool(script.truncated.any()) else "never")
+        self._clock = 0
+
+    def reset(self) -> Step:
+        """Read the first line."""
+        self._clock = 0
+        return self._tell()
+
+    def step(self, actions: Int[Tensor, " A"]) -> Step:
+        """Read the next line."""
+        self._clock += 1
+        return self._tell()
+
+    def _tell(self) -> Step:
+        t, now = self._clock, self.script.at(self._clock)
+        agent = torch.arange(self.agents, device=now.first.device)
+        return Step(
+            obs=now.obs,
+            reward=draws.uniform(0, draws.STREAM_WORLD, agent, t),
+            terminated=now.terminated,
+            truncated=now.truncated,
+            first=now.first,
+            valid=now.valid,
+            trial=now.trial,
+            last_obs=self.script.other_obs[:, t],
+        )

@@ -1,0 +1,122 @@
+"""A verdict in words: the table of laws, and for a broken one where, how much, why, and what to write."""
+
+from dataclasses import dataclass
+from io import StringIO
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from holdfast.check import Law, Laws, Measurement
+
+IN_WORDS = {
+    "cut": "No gradient crosses a segment's edge; within a segment it flows.",
+    "carry": "What was seen before an edge is felt after it, from segment to segment and rollout to rollout.",
+    "clear": "Nothing crosses an episode's start, in rollout, update, evaluation and play.",
+    "replay": "Replaying a segment gives what was lived: PPO's first ratio is 1.",
+    "isolate": "What an agent says depends on its own history only.",
+    "pure": "Asking for a value, or replaying, advances nothing.",
+    "bounded": "What is held in memory does not grow with time.",
+    "restore": "Saved and loaded, it goes on as if it had never stopped.",
+    "agree": "However a segment is laid out in calls, it says the same.",
+}
+_SIZES = (" moves by up to ", " is off by up to ")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is wrong about a broken law, taken apart."""
+
+    what: str
+    """The measurement that is shown for it."""
+    where: str
+    size: str
+    pattern: str | None
+    write: str | None
+    more: int
+    """How many other measurements of this law are out of bounds."""
+
+    def lines(self) -> list[str]:
+        """Tell it: where and size, then what explains it and what to write, on lines of their own."""
+        others = f" ({self.more} more like it)" if self.more else ""
+        told = [f"{self.what}: {self.where}: {self.size}{others}"]
+        if self.pattern is None:
+            return [*told, "pattern: none we know explains these numbers"]
+        return [*told, f"pattern: {self.pattern}", f"write: {self.write}"]
+
+
+def finding(law: Law) -> Finding:
+    """Take the finding of a broken law apart."""
+    worst, where = law.worst, law.worst.finding
+    for size in _SIZES:
+        where = where.partition(size)[0]
+    return Finding(
+        what=worst.what,
+        where=where,
+        size=f"{number(worst.measured)}, {must_be(worst)}",
+        pattern=law.pattern and law.pattern.name,
+        write=law.pattern and law.pattern.write,
+        more=sum(not part.ok for part in law.parts) - 1,
+    )
+
+
+def number(value: float) -> str:
+    """Write a measured number so that an exact zero looks like one."""
+    return "0" if value == 0 else f"{value:.1e}"
+
+
+def bound(part: Measurement) -> str:
+    """Write a bound with its sign."""
+    edge = "0" if part.bound == 0 else f"{part.bound:.0e}"
+    return f"{'>' if part.sense == 'more than' else '≤'} {edge}"
+
+
+def must_be(part: Measurement) -> str:
+    """Say what a number had to be."""
+    if part.sense == "at most" and part.bound == 0:
+        return "must be 0"
+    edge = "0" if part.bound == 0 else f"{part.bound:.0e}"
+    return f"must be {part.sense} {edge}"
+
+
+def summary(laws: Laws) -> str:
+    """Say in one sentence whether memory is right."""
+    broken = [name for name, law in laws.items() if not law.ok]
+    if not broken:
+        return f"All {len(laws)} laws of memory hold."
+    verb = "is" if len(broken) == 1 else "are"
+    return f"{len(broken)} of {len(laws)} laws of memory {verb} broken: {', '.join(broken)}."
+
+
+def table(laws: Laws) -> Table:
+    """Lay the laws out, a line each."""
+    rows = Table("law", "measured", "bound", "", "what was measured", box=None, padding=(0, 2, 0, 0))
+    for name, law in laws.items():
+        mark = Text("✓", "green") if law.ok else Text("✗", "red")
+        told = (Text(name), number(law.measured), bound(law.worst), mark, Text(law.worst.what))
+        rows.add_row(*told)
+    return rows
+
+
+def findings(laws: Laws) -> list[str]:
+    """Tell every broken law under its name, and what could not be measured."""
+    told = []
+    for name, law in laws.items():
+        if not law.ok:
+            first, *rest = finding(law).lines()
+            told += ["", f"{name}: {first}", *(f"  {line}" for line in rest)]
+    return told + [line for note in laws.notes for line in ("", f"note: {note}")]
+
+
+def show(screen: Console, laws: Laws) -> None:
+    """Print the whole verdict."""
+    screen.print(table(laws))
+    for line in findings(laws):
+        screen.print(line, markup=False)
+
+
+def as_text(laws: Laws, width: int = 110) -> str:
+    """Write the whole verdict as plain text."""
+    paper = StringIO()
+    show(Console(file=paper, width=width, highlight=False, soft_wrap=True, color_system=None), laws)
+    return "\n".join(line.rstrip() for line in paper.getvalue().splitlines())

@@ -1,0 +1,85 @@
+import pytest
+
+from holdfast.check.subjects import Bare, Callables, CleanRL, Wrapped
+from holdfast.cli.target import find_target
+from holdfast.errors import ConfigError
+
+TEXT = """
+import torch
+from torch import nn
+import holdfast
+from check.foreign import Agent, functions
+
+class Core(nn.GRU):
+    def __init__(self):
+        super().__init__(5, 16)
+
+class Needs(nn.GRU):
+    def __init__(self, size):
+        super().__init__(5, size)
+
+class Eyes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.eyes, self.core = nn.Conv2d(3, 4, 3), nn.GRU(4 * 36, 8)
+    def forward(self, x, state):
+        T, B = x.shape[:2]
+        return self.core(self.eyes(x.flatten(0, 1)).reshape(T, B, -1), state)
+
+def make_agent():
+    return Agent()
+
+made = nn.LSTM(5, 4)
+given = functions()
+number = 7
+"""
+
+
+@pytest.fixture(autouse=True)
+def module(tmp_path, monkeypatch):
+    (tmp_path / "strange_ones.py").write_text(TEXT)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("Core", Bare), ("make_agent", CleanRL), ("made", Bare), ("given", Callables)]
+)
+def test_a_class_a_maker_a_policy_and_a_subject_are_found(name, kind):
+    assert type(find_target(f"strange_ones:{name}")) is kind
+
+
+def test_a_policy_of_ours_by_name():
+    assert type(find_target("fast")) is Wrapped
+
+
+def test_what_is_made_anew_is_the_same_each_time():
+    one, other = (find_target("strange_ones:Core").module for _ in range(2))
+    assert all(a.equal(b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
+def test_what_it_sees_may_be_said():
+    with pytest.raises(ConfigError, match="does not show what it sees"):
+        find_target("strange_ones:Eyes")
+    assert find_target("strange_ones:Eyes", "3,8,8").layout == "time first"
+
+
+@pytest.mark.parametrize(
+    ("target", "obs", "told"),
+    [
+        ("strange_ones:Needs", None, "cannot be made without arguments"),
+        ("strange_ones:number", None, "this is int"),
+        ("strange_ones:Missing", None, "has no class Missing"),
+        ("strange_ons:Core", None, "is it on the Python path"),
+        ("strange_ones:Core", "wide", "for example 4 or 3,84,84"),
+        ("strange_ones:Core", "0", "for example 4 or 3,84,84"),
+        ("strange_ones:a b", None, "write package.module:Class"),
+        ("world:recall", None, "cannot check a world yet"),
+        ("runs/nothing", None, "does not exist"),
+        ("fats", None, "did you mean fast"),
+    ],
+)
+def test_what_cannot_be_found_is_one_line(target, obs, told):
+    with pytest.raises(ConfigError) as caught:
+        find_target(target, obs)
+    assert told in str(caught.value).replace("Did", "did")
+    assert "\n" not in str(caught.value)
