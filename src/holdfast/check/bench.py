@@ -1,6 +1,5 @@
 """The bench a policy is tested on: its copies in both precisions, their script, and what reaches where."""
 
-import copy
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -133,7 +132,7 @@ def set_up(subject: Subject) -> Bench:
         first_contact(proof, script)
     except ContractError as error:
         note = f"not measured in float64, where it does not run: {error}"
-        return Bench({torch.float32: _stirred(practice)}, script, columns, (note,))
+        return Bench({torch.float32: _stirred(_case(subject, torch.float32))}, script, columns, (note,))
     return Bench({torch.float64: proof, torch.float32: practice}, script, columns)
 
 
@@ -152,7 +151,6 @@ def _case(subject: Subject, dtype: torch.dtype) -> Case:
 @torch.no_grad()
 def _stirred(case: Case) -> Case:
     """Stir the weights of a copy: a newborn policy says so little that float32 rounds its errors away."""
-    case = Case(copy.deepcopy(case.subject), case.dtype)
     generator = torch.Generator().manual_seed(3)
     for weight in case.subject.module.parameters():
         fan_in = max(weight[0].numel(), 1) if weight.dim() > 1 else 10
