@@ -46,15 +46,19 @@ class MemoryLaws:
         for name, reason in self._relaxed.items():
             self._held[name] = self._held.get(name, True) and laws[name].ok
             if not laws[name].ok:
-                self._tell(f"relaxed on purpose: {name}, because {reason}", told)
+                self._tell(f"relaxed on purpose: {name}, because {reason}")
         broken = [name for name, law in laws.items() if not law.ok and name not in self._relaxed]
         if broken:
-            pytest.fail(f"{summary(laws)}\n\n{told}", pytrace=False)
+            held = [name for name in self._relaxed if not laws[name].ok]
+            rest = f" Relaxed: {', '.join(held)}; not relaxed: {', '.join(broken)}." if held else ""
+            pytest.fail(f"{summary(laws)}{rest}\n\n{told}", pytrace=False)
+        if not laws.ok:
+            self._node.add_report_section("call", "memory laws", told)
         return laws
 
-    def _tell(self, line: str, verdict: str) -> None:
+    def _tell(self, line: str) -> None:
         """Put what is relaxed into the test's report."""
-        self._node.add_report_section("call", "memory laws", f"{line}\n\n{verdict}")
+        self._node.add_report_section("call", "memory laws", line)
         # A property travels from xdist's workers to the summary, and into JUnit's file.
         if (RELAXED, line) not in self._node.user_properties:
             self._node.user_properties.append((RELAXED, line))
@@ -113,13 +117,6 @@ def pytest_configure(config: pytest.Config) -> None:
         "relax_law(name, ..., reason): let a test's policy break laws of memory, on purpose and for a reason"
     )
     config.addinivalue_line("markers", told)
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Refuse wrong markers before any test runs; xdist's workers cannot, there each test is refused."""
-    if getattr(config, "workerinput", None) is None:
-        for item in items:
-            relaxed_by(item)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -143,7 +143,6 @@ def test_none_turns_an_optional_number_off(word):
         ("world.truncate", "maybe", "valid boolean"),
         ("world.delay", None, "valid integer"),
         ("world.delay", (1, 2, 3), "valid integer"),
-        ("policy.memory", "gru", "'lstm'"),
         ("policy.memory_init", "other", "'standard' or 'original'"),
         ("policy.hidden_size", "0", "greater than or equal to 1"),
         ("policy.num_layers", "0", "greater than or equal to 1"),

@@ -76,9 +76,9 @@ def test_a_broken_law_fails_the_test_and_says_what_to_write(project):
             "cut *✓*",
             "clear *✗ *clear, lived",
             "clear: clear, lived: agent 3, step 5, values: 1.5e-02, must be 0 (2 more like it)",
-            "  pattern: memory is never cleared",
-            f"  write: {WRITE}",
             "pure: *",
+            "pattern (clear, pure): memory is never cleared",
+            f"  write: {WRITE}",
         ]
     )
     told = result.stdout.str()
@@ -152,11 +152,11 @@ def test_a_tests_own_reason_counts_before_its_modules(project):
         ('"clear", why="x"', "relax_law names a law and gives a reason; write "),
     ],
 )
-def test_a_wrong_marker_is_a_usage_error(project, marker, told):
-    result = run(project, f"@pytest.mark.relax_law({marker})\ndef test_x():\n    pass")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    (line,) = (line for line in result.stderr.lines if line.startswith("ERROR"))
-    assert "::test_x: " + told in line
+def test_a_wrong_marker_refuses_its_test_and_no_other(project, marker, told):
+    body = f"@pytest.mark.relax_law({marker})\ndef test_x():\n    pass\n\ndef test_y():\n    pass"
+    result = run(project, body)
+    result.assert_outcomes(passed=1, errors=1)
+    (line,) = (line for line in result.stdout.lines if "::test_x: " + told in line)
     assert line.endswith('reason="why it may be broken here").')
 
 
@@ -193,7 +193,7 @@ def test_real_policies_in_workers(pytester):
     result = pytester.runpytest_subprocess("-n1", "--strict-markers")
     result.assert_outcomes(passed=1, failed=1, errors=1)
     result.stdout.fnmatch_lines(["*::test_wrong: relax_law('cut') gives no reason; write *"])
-    told = ["1 of 9 laws of memory is broken: clear.", "clear: *must be 0*", "  pattern: *", "  write: *"]
+    told = ["1 of 9 laws of memory is broken: clear.", "clear: *must be 0*", "pattern (*", "  write: *"]
     result.stdout.fnmatch_lines(told)
     result.stdout.fnmatch_lines(["*::test_relaxed: relaxed on purpose: restore, because it is never saved"])
     result.stdout.no_fnmatch_line("*torch.__trace*")

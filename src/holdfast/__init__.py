@@ -1,6 +1,7 @@
 """Holdfast: reinforcement-learning agents that remember, and the proof that their memory is right."""
 
-from holdfast.check import check, subjects
+from holdfast import subjects
+from holdfast.check import check
 from holdfast.errors import ConfigError, ContractError, HoldfastError
 from holdfast.policies import Fast, LSTMWrapper, RecurrentPolicy, make_policy
 from holdfast.train import Run, train

@@ -40,9 +40,11 @@ class Policy(_Knobs):
     name: str = Field(
         default="auto", description="auto (by the observations), fast, or your own package.module:Class"
     )
-    memory: Literal["lstm"] = Field(default="lstm", description="the cell that remembers")
     hidden_size: Count = Field(default=128, ge=1, description="numbers a layer remembers")
     num_layers: Count = Field(default=2, ge=1, description="layers of memory")
+    memory: str = Field(
+        default="lstm", description="what remembers: lstm, gru, minlstm, none, or package.module:Class"
+    )
     memory_init: Literal["standard", "original"] = Field(
         default="standard", description="standard: forget bias 1, others 0; original: all biases 1"
     )

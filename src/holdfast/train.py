@@ -156,6 +156,7 @@ def build_policy(config: Config, world: World, device: torch.device) -> LSTMWrap
         seed=config.seed,
         hidden_size=knobs.hidden_size,
         num_layers=knobs.num_layers,
+        memory=knobs.memory,
         memory_init=knobs.memory_init,
         clear_on=config.memory.clear_on,
     ).to(device)

@@ -71,7 +71,9 @@ def agent(kind=foreign.Agent, subject=CleanRL, **options):
 
 
 def functions(**options):
-    wrong = options.get("wrap") or options.get("replay") or foreign.functions
+    wrong = next(
+        (options[key] for key in ("wrap", "replay", "value", "act") if key in options), foreign.functions
+    )
     return as_told_by(wrong, lambda: seeded(lambda: foreign.functions(**options)))
 
 
@@ -239,7 +241,18 @@ WRONG = [
         "LSTM, 2 layers",
         "PufferLib 3.0, pufferl.py:218-221",
     ),
+    Exhibit(
+        "Ages", bare(foreign.Ages), "clear", "only part of the state is cleared", "everywhere", "GRU cell"
+    ),
     # In evaluations.
+    Exhibit(
+        "ForgetsInEvaluation",
+        bare(foreign.ForgetsInEvaluation),
+        "carry",
+        f"{EVERY_CALL} (in evaluation)",
+        "evaluation",
+        "GRU cell",
+    ),
     Exhibit(
         "NoClearInEvaluation",
         mine(own.NoClearInEvaluation),
@@ -451,7 +464,23 @@ WRONG = [
     Exhibit(
         "Mixes", bare(foreign.Mixes), "isolate", "rows see each other within a call", "everywhere", "GRU"
     ),
+    Exhibit(
+        "An agent that plays alone",
+        functions(act=foreign.forget_if_alone),
+        "isolate",
+        "clears ignored when the batch holds one sequence",
+        "evaluation",
+        "GRU",
+    ),
     # Graphs.
+    Exhibit(
+        "Scores without a gradient",
+        functions(act=foreign.step_by_name, replay=foreign.replay_without_gradient),
+        "cut",
+        "no gradient arrives",
+        "update",
+        "GRU",
+    ),
     Exhibit(
         "NoDetach",
         mine(own.NoDetach),
@@ -509,6 +538,31 @@ WRONG = [
         bare(foreign.ClearsInPlace),
         "pure",
         "writes into its inputs",
+        "everywhere",
+        "GRU cell",
+    ),
+    Exhibit(
+        "ClampsInPlace",
+        bare(foreign.ClampsInPlace),
+        "pure",
+        "writes into its inputs",
+        "everywhere",
+        "GRU cell",
+    ),
+    Exhibit("OneBuffer", bare(foreign.OneBuffer), "pure", "writes into its inputs", "rollout", "GRU cell"),
+    Exhibit(
+        "A value that writes",
+        functions(value=foreign.value_in_place),
+        "pure",
+        "writes into its inputs",
+        "rollout",
+        "GRU",
+    ),
+    Exhibit(
+        "RollsDice",
+        bare(foreign.RollsDice),
+        "replay",
+        "draws random numbers while it thinks",
         "everywhere",
         "GRU cell",
     ),
@@ -589,6 +643,14 @@ RIGHT = {
     ),
     "built in float64": bare(lambda: foreign.Sequence().double()),
     "built in bfloat16": bare(lambda: nn.GRU(5, 16).bfloat16()),
+    "GRU with 5 numbers, two outputs, an optional third argument, a switch": bare(foreign.Several),
+    "probabilities": bare(foreign.Probabilities),
+    "a rectified eye": bare(foreign.Rectified),
+    "flags as numbers": bare(foreign.Masks),
+    "CleanRL style, continuous actions": lambda: CleanRL(
+        seeded(foreign.Continuous), obs=4, actions=spaces.Box(-1, 1, (2,))
+    ),
+    "functions that return a tuple": functions(act=foreign.step_by_name, replay=foreign.replay_by_name),
     "images": bare(foreign.Looks, obs=IMAGES),
     "whole numbers": bare(foreign.Names, obs=spaces.Discrete(7)),
     "CleanRL style, LSTM": agent(),

@@ -3,6 +3,7 @@
 from itertools import pairwise
 from typing import ClassVar
 
+import numpy
 import torch
 from torch import nn
 
@@ -116,6 +117,114 @@ class Mixes(Sequence):
 
     def forward(self, x, state):
         return super().forward(x - x.mean(1, keepdim=True), state)
+
+
+class Ages(Stepper):
+    """Counts its steps, and goes on counting in the next episode."""
+
+    def forward(self, x, state, first):
+        state = (x.new_zeros(len(x), 16), x.new_zeros(len(x), 1)) if state is None else state
+        y, after = super().forward(x, state[0], first)
+        return y + torch.sin(state[1]), (after, state[1] + 1)
+
+
+class ClampsInPlace(Stepper):
+    """Clamps the caller's observations."""
+
+    def forward(self, x, state, first):
+        return super().forward(x.clamp_(-1, 1), state, first)
+
+
+class OneBuffer(Stepper):
+    """Hands out one and the same buffer as its state, and writes into it."""
+
+    def forward(self, x, state, first):
+        y, after = super().forward(x, state, first)
+        kept = self.__dict__.setdefault("kept", {}).setdefault((len(x), x.dtype), torch.zeros_like(after))
+        with torch.no_grad():
+            kept.copy_(after)
+        return y, kept
+
+
+class RollsDice(Stepper):
+    """Draws numbers from a generator of its own."""
+
+    def forward(self, x, state, first):
+        y, state = super().forward(x, state, first)
+        return y + 0.01 * float(numpy.random.default_rng().random()), state
+
+
+class ForgetsInEvaluation(Stepper):
+    """Clears at every step in evaluation mode."""
+
+    def forward(self, x, state, first):
+        return super().forward(x, state, first if self.training else torch.ones_like(first))
+
+
+class Probabilities(Stepper):
+    """Says probabilities, whose sum is always one."""
+
+    def forward(self, x, state, first):
+        y, state = super().forward(x, state, first)
+        return torch.softmax(y, -1), state
+
+
+class Rectified(nn.Module):
+    """Sees through a ReLU: some observations say nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.inwards, self.core = nn.Linear(5, 8), nn.GRU(8, 16)
+
+    def forward(self, x, state):
+        return self.core(torch.relu(self.inwards(x)), state)
+
+
+class Several(nn.Module):
+    """Says two things, and takes a third one or not; holds a switch."""
+
+    def __init__(self):
+        super().__init__()
+        self.core, self.actor, self.critic = nn.GRU(5, 5), nn.Linear(5, 3), nn.Linear(5, 1)
+        self.register_buffer("switch", torch.tensor([True, False]))
+
+    def forward(self, x, state, deterministic=False):
+        y, state = self.core(x, state)
+        return self.actor(y), self.critic(y), state
+
+
+class Masks(Stepper):
+    """Multiplies with one minus the flag, as a number."""
+
+    def clear(self, state, first):
+        return (1 - first)[:, None] * state
+
+
+class Continuous(nn.Module):
+    """CleanRL's style with a Gaussian over two actions."""
+
+    def __init__(self):
+        super().__init__()
+        self.core, self.mean, self.critic = nn.LSTM(4, 12), nn.Linear(12, 2), nn.Linear(12, 1)
+        self.log_std = nn.Parameter(torch.zeros(2))
+
+    def get_states(self, x, lstm_state, done):
+        rows, out = lstm_state[0].shape[1], []
+        for h, d in zip(x.reshape(-1, rows, 4), done.reshape(-1, rows), strict=True):
+            kept = (1.0 - d).view(1, -1, 1)
+            h, lstm_state = self.core(h[None], (kept * lstm_state[0], kept * lstm_state[1]))
+            out.append(h)
+        return torch.cat(out).flatten(0, 1), lstm_state
+
+    def get_value(self, x, lstm_state, done):
+        return self.critic(self.get_states(x, lstm_state, done)[0])
+
+    def get_action_and_value(self, x, lstm_state, done, action=None):
+        hidden, lstm_state = self.get_states(x, lstm_state, done)
+        chosen = torch.distributions.Normal(self.mean(hidden), self.log_std.exp())
+        action = chosen.sample() if action is None else action
+        said = chosen.log_prob(action).sum(1), chosen.entropy().sum(1), self.critic(hidden)
+        return action, *said, lstm_state
 
 
 class Raises(Stepper):
@@ -286,6 +395,34 @@ def replay_in_pieces(module, obs, actions, state, first):
 def replay_without_clears(module, obs, actions, state, first):
     """An update that is not told of starts."""
     return replay_in_pieces(module, obs, actions, state, torch.zeros_like(first))
+
+
+def forget_if_alone(module, obs, state, first):
+    """Acts without clearing when there is one agent, as at play."""
+    return clear_then_step(module, obs, state, first & (len(first) > 1))
+
+
+def replay_without_gradient(module, obs, actions, state, first):
+    """An update whose action scores are cut from the graph, while its values are not."""
+    said = replay_in_pieces(module, obs, actions, state, first)["y"]
+    return {"logits": said[..., :2].detach(), "value": said[..., 2]}
+
+
+def step_by_name(module, obs, state, first):
+    said, state = clear_then_step(module, obs, state, first)
+    return {"logits": said["y"][..., :2], "value": said["y"][..., 2]}, state
+
+
+def replay_by_name(module, obs, actions, state, first):
+    said = replay_in_pieces(module, obs, actions, state, first)["y"]
+    return {"logits": said[..., :2], "value": said[..., 2]}
+
+
+def value_in_place(module, obs, state, first):
+    """A bootstrap that writes the state it comes to into the one it was given."""
+    said, after = clear_then_step(module, obs, state, first)
+    state["h"].copy_(after["h"])
+    return said
 
 
 def either(act):

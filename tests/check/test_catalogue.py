@@ -24,7 +24,7 @@ def test_what_is_right_passes(name):
     laws = list(measure(bench))
     assert [law.name for law in laws] == list(LAWS)
     assert {law.name: law.finding for law in laws if not law.ok} == {}
-    assert bench.notes == ()
+    assert not any("float64" in note for note in bench.notes)
 
 
 def test_there_is_enough_of_both():

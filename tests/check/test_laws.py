@@ -33,6 +33,7 @@ def test_a_correct_policy_obeys_every_law():
     assert set(told["laws"]["replay"]) == {
         "measured",
         "bound",
+        "sense",
         "ok",
         "finding",
         "pattern",
@@ -96,7 +97,7 @@ def test_a_law_tells_the_first_place_and_how_many_more():
         Measurement("c", 3.0, 1.0),
     ]
     law = Law("cut", parts, Pattern("p", "w"))
-    assert law.finding == "b: here (1 more measurements are out of bounds). Pattern: p. Write: w"
+    assert law.finding == "b: here (1 more like it). Pattern: p. Write: w"
     assert not Laws([law]).ok
 
 

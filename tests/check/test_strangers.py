@@ -80,7 +80,7 @@ def test_a_policy_that_raises_later_has_no_tick_where_it_raised():
 
 
 def test_a_policy_that_needs_another_device_is_refused():
-    with pytest.raises(ConfigError, match="meta"):
+    with pytest.raises(ContractError, match="meta"):
         holdfast.check(Elsewhere())
 
 
@@ -92,11 +92,11 @@ def test_a_policy_without_numbers_is_refused():
 def test_what_is_no_policy_is_refused():
     with pytest.raises(ConfigError, match=r"this is dict.*Callables"):
         holdfast.check({})
-    with pytest.raises(ConfigError, match="is not called like"):
+    with pytest.raises(ContractError, match=r"Linear cannot be called as \(x, state\)"):
         holdfast.check(nn.Linear(5, 3))
     with pytest.raises(ConfigError, match=r"check\(policy, obs=\(4,\)\)"):
         holdfast.check(foreign.Looks())
-    with pytest.raises(ConfigError, match=r"as Bare.*unexpected keyword"):
+    with pytest.raises(ConfigError, match=r"as Bare, which takes no .depth."):
         holdfast.check(nn.LSTM(5, 16), depth=3)
     with pytest.raises(ConfigError, match="Dict"):
         holdfast.check(nn.LSTM(5, 16), obs=spaces.Dict({}))
@@ -133,7 +133,7 @@ class OnlyFloat32(foreign.Sequence):
 def test_what_runs_in_float32_only_is_proven_there_and_the_note_says_so():
     laws = holdfast.check(OnlyFloat32())
     assert laws.ok, {name: law.finding for name, law in laws.items() if not law.ok}
-    assert "not measured in float64" in laws.notes[0]
+    assert "not measured in float64" in laws.notes[-1]
     assert all("f64" not in part.what for law in laws.values() for part in law.parts)
 
 
@@ -165,3 +165,38 @@ def test_callables_may_say_how_values_are_asked_for():
     assert laws["pure"].ok
     assert asked
     assert isinstance(foreign.functions(), Callables)
+
+
+@pytest.mark.parametrize("layout", ["time first", "batch first", "sideways"])
+def test_a_layout_that_does_not_fit_is_refused(layout):
+    core = nn.GRU(5, 16, batch_first=layout == "time first")
+    with pytest.raises((ContractError, ConfigError), match=r"exactly one axis|there is 'time first'"):
+        Bare(core, layout=layout)
+
+
+def test_the_layout_that_was_found_is_told():
+    assert Bare(nn.GRU(5, 16)).notes == ("called as x [T,B,...]: found by calling it",)
+    assert "with first" in Bare(foreign.Stepper(), obs=5).notes[0]
+
+
+def test_a_state_that_nobody_can_copy_is_refused():
+    class Box:
+        pass
+
+    with pytest.raises(ContractError, match=r"holds a Box.*tensors in tuples"):
+        holdfast.check(foreign.functions(initial=lambda module, rows: Box()))
+
+
+def test_gradients_that_cannot_be_measured_are_told():
+    laws = holdfast.check(foreign.Names(), obs=spaces.Discrete(7))
+    assert any("gradients from step to step were not measured" in note for note in laws.notes)
+
+
+def test_a_policy_is_checked_with_one_thread_and_the_others_come_back():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        holdfast.check(nn.GRUCell(3, 4))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

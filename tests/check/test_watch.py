@@ -27,11 +27,15 @@ SHORT = {
 }
 
 
+def no_action(size, generator):
+    return torch.zeros(size, dtype=torch.long)
+
+
 def stored(policy, share_of_starts=0.2):
     def imagine(size, generator):
         return torch.randn(*size, 5, generator=generator)
 
-    script = write_script(imagine, 6, 40, share_of_starts=share_of_starts, absences=True)
+    script = write_script(imagine, 6, 40, share_of_starts=share_of_starts, absences=True, act=no_action)
     world = ScriptedWorld(SPEC, script)
     collector = Collector(world, policy, length=16, horizon=8, seed=0)
     collector.rollout(0)
@@ -118,3 +122,17 @@ def test_a_run_with_broken_memory_stops_unless_told_otherwise(tmp_path, monkeypa
     with pytest.raises(ContractError, match="broken"):
         holdfast.train("recall", broken)
     assert holdfast.train("recall", {**broken, "trainer.check": "off"}).finished
+
+
+class SaysNaN(own.Small):
+    """Is not a number where it is replayed."""
+
+    def decode(self, features):
+        thoughts = super().decode(features)
+        return thoughts._replace(values=thoughts.values * torch.nan) if self.store.is_replaying else thoughts
+
+
+def test_what_is_not_a_number_is_stopped():
+    policy = make_small(SaysNaN)
+    with pytest.raises(ContractError, match="off by nan"):
+        look(policy, stored(policy), 6)

@@ -29,7 +29,8 @@ def test_a_broken_law_is_told_below_the_table(measured, capsys, tmp_path):
     assert lines[10:] == [
         "",
         "clear: clear, lived: agent 3, step 5, values: 1.5e-02, must be 0 (2 more like it)",
-        "  pattern: memory is never cleared",
+        "",
+        "pattern (clear): memory is never cleared",
         f"  write: {WRITE}",
         "",
         "note: not measured in float64",

@@ -81,14 +81,14 @@ def test_a_minibatch_that_was_proposed_can_be_trained_with(runs, capsys):
 
 def test_an_unknown_policy_is_told_the_one_that_was_meant(refused):
     assert "did you mean fast?" in refused("policy=fats")
-    assert "there is fast." in refused("py_agent=nothing_like_it")
+    assert "there is fast" in refused("py_agent=nothing_like_it")
 
 
 @pytest.mark.parametrize(
     ("policy", "reason"),
     [
         ("no_such_package.module:Class", "No module named 'no_such_package'; is it on the Python path?"),
-        ("holdfast.policies:NoSuch", "holdfast.policies has no class NoSuch"),
+        ("holdfast.policies:Zzz", "holdfast.policies has no class Zzz"),
         ("holdfast.policies:make_policy", "make_policy is not a subclass of holdfast.LSTMWrapper"),
         ("torch.nn:Linear", "Linear is not a subclass of holdfast.LSTMWrapper"),
         ("holdfast:LSTMWrapper", "LSTMWrapper is a base to build on; give a class of your own"),

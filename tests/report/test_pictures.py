@@ -96,7 +96,7 @@ def test_titles_say_what_is_wrong_in_which_panel():
     reach.replayed[0, 0, 1] = 0.0
     titles = {panel: axes.get_title() for panel, axes in axes_of(reach).items()}
     assert titles["lived"] == "information, lived\n✓ felt where it must be, nowhere else"
-    assert titles["replayed"] == "information, replayed\n✗ 1 felt that must not be, 1 not felt that must be"
+    assert titles["replayed"] == "information, replayed\n✗ 1 must not be felt, 1 missing"
     nothing = replace(reach, gradient=torch.zeros_like(reach.gradient))
     assert axes_of(nothing)["gradient"].get_title().endswith("nothing at all, or not measured")
 

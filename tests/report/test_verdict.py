@@ -55,7 +55,8 @@ def test_the_text_has_the_table_and_lines_of_their_own():
     assert lines[10:] == [
         "",
         "clear: clear, lived: agent 3, step 5, values: 1.5e-02, must be 0 (2 more like it)",
-        "  pattern: memory is never cleared",
+        "",
+        "pattern (clear): memory is never cleared",
         f"  write: {WRITE}",
         "",
         "note: not measured in float64",
@@ -64,7 +65,7 @@ def test_the_text_has_the_table_and_lines_of_their_own():
 
 def test_what_nothing_explains_is_said_so():
     lines = as_text(make_laws("clear", explained=False)).splitlines()
-    assert lines[-1] == "  pattern: none we know explains these numbers"
+    assert lines[-1] == "pattern (clear): none we know explains these numbers"
 
 
 def test_brackets_in_a_measurement_are_brackets():

@@ -116,15 +116,12 @@ def set_up(subject: Subject) -> Bench:
         subject.imagine,
         AGENTS,
         STEPS,
-        share_of_starts=SHARE_OF_STARTS,
+        share_of_starts=SHARE_OF_STARTS if subject.told_of_starts else 0.0,
         absences=subject.knows_absence,
-        actions=subject.actions,
+        act=subject.do,
     )
-    # A start on a segment's first step, on its last, two in a row, and one of everybody, whatever was drawn.
-    everybody = [(agent, STEPS - 4) for agent in range(AGENTS)]
-    for agent, step in ((0, HORIZON), (1, 2 * HORIZON - 1), (2, HORIZON + 3), (2, HORIZON + 4), *everybody):
-        script.first[agent, step] = True
-        script.terminated[agent, step] = ~script.truncated[agent, step]
+    if subject.told_of_starts:
+        _begin_some_more(script)
     practice = _case(subject, torch.float32)
     columns = first_contact(practice, script)
     try:
@@ -132,8 +129,20 @@ def set_up(subject: Subject) -> Bench:
         first_contact(proof, script)
     except ContractError as error:
         note = f"not measured in float64, where it does not run: {error}"
-        return Bench({torch.float32: _stirred(_case(subject, torch.float32))}, script, columns, (note,))
-    return Bench({torch.float64: proof, torch.float32: practice}, script, columns)
+        stirred = _stirred(_case(subject, torch.float32))
+        return Bench({torch.float32: stirred}, script, columns, (*subject.notes, note))
+    return Bench({torch.float64: proof, torch.float32: practice}, script, columns, subject.notes)
+
+
+def _begin_some_more(script: Script) -> None:
+    """Begin on a segment's first step, on its last, twice in a row, all at once and near the end."""
+    everybody = [(agent, STEPS - 4) for agent in range(AGENTS)]
+    some = [(0, HORIZON), (1, 2 * HORIZON - 1), (2, HORIZON + 3), (2, HORIZON + 4), (3, STEPS - 2)]
+    for number, (agent, step) in enumerate([*some, *everybody]):
+        if not script.first[agent, step]:
+            (script.terminated if number % 2 else script.truncated)[agent, step] = True
+        script.first[agent, step] = True
+        script.valid[agent, step] = True
 
 
 def _case(subject: Subject, dtype: torch.dtype) -> Case:

@@ -51,7 +51,7 @@ class Case:
     def live(self, script: Script) -> Life:
         """Live and replay a script as the subject's own trainer would."""
         with self.precisely():
-            return self.subject.live(script.to(self.dtype))
+            return self.subject.live(script.to(self.dtype).copied())
 
     @torch.no_grad()
     def evaluate(self, script: Script) -> Float[Tensor, "A N K"]:
@@ -59,7 +59,7 @@ class Case:
         self.subject.module.eval()
         try:
             with self.precisely():
-                return self.subject.evaluate(script.to(self.dtype))
+                return self.subject.evaluate(script.to(self.dtype).copied())
         finally:
             self.subject.module.train()
 

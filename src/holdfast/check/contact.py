@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from holdfast.check.script import Moments, Script
 from holdfast.check.subject import Answer
@@ -12,6 +13,8 @@ from holdfast.errors import ContractError, HoldfastError
 if TYPE_CHECKING:
     from holdfast.check.case import Case
 
+PLAIN = (torch.Tensor, int, float, bool, str, type(None))
+"""What a state may hold."""
 TRIED = 5
 """How many steps of a segment are tried: not the number of agents, so that mixed-up axes show."""
 
@@ -26,11 +29,14 @@ def first_contact(case: "Case", script: Script) -> list[str]:
     script = script.to(case.dtype)
     with case.precisely():
         state = _try("make an initial state", script.at(0), lambda: subject.initial(agents))
+        _require_plain(state)
         said, after = _two(
             _try("act one step", script.at(0), lambda: subject.act(script.at(0), copied(state)))
         )
         _require_answer("acting one step", said, script.at(0))
         _require_state(state, after)
+        # Found here rather than in a law: which axis of each tensor counts the agents.
+        _ = case.rows
         segment = script.moments(0, TRIED)
         again = _try("replay a segment", segment, lambda: subject.replay(segment, copied(state)))
         _require_answer("replaying a segment", again, segment)
@@ -96,6 +102,15 @@ def _require_answer(doing: str, said: Answer, moments: Moments) -> None:
             raise ContractError(f"{name!r} is not a finite number while {doing}, first for {place}.")
 
 
+def _require_plain(before: State) -> None:
+    strange = [leaf for leaf in pytree.tree_leaves(before) if not isinstance(leaf, PLAIN)]
+    if strange:
+        raise ContractError(
+            f"The state holds a {type(strange[0]).__name__}, which nobody can copy row by row; make it of "
+            "tensors in tuples, lists, dictionaries or named tuples."
+        )
+
+
 def _require_state(before: State, after: State) -> None:
     was, now = (
         {name: _told(leaf) for name, leaf in zip(names_of(s), leaves(s), strict=True)}
@@ -104,12 +119,12 @@ def _require_state(before: State, after: State) -> None:
     if was != now:
         name = next((name for name in {**was, **now} if was.get(name) != now.get(name)), "")
         raise ContractError(
-            f"The state's {name} is {was.get(name, 'absent')} at first and {now.get(name, 'absent')} after a "
-            "step; a state keeps its structure, shape and dtype."
+            f"The state (its {name}) is {was.get(name, 'absent')} at first and {now.get(name, 'absent')} "
+            "after a step; a state keeps its structure, shape and dtype."
         )
     for name, leaf in zip(names_of(after), leaves(after), strict=True):
         if leaf.is_floating_point() and not bool(leaf.isfinite().all()):
-            raise ContractError(f"The state's {name} is not finite after one step.")
+            raise ContractError(f"The state{'' if name == 'state' else name} is not finite after one step.")
 
 
 def _told(leaf: torch.Tensor) -> str:

@@ -6,26 +6,29 @@ from functools import cached_property, partial
 
 import torch
 
-from holdfast.check import experiments, hypotheses
+from holdfast.check import alone, experiments, hypotheses
 from holdfast.check.bench import Bench
 from holdfast.check.case import AGENTS, HORIZON, STEPS, Case
 from holdfast.check.compare import BOUND
 from holdfast.check.patterns import CLOCKS, PATTERNS, pattern
 from holdfast.check.results import Law, Measurement, Pattern
-from holdfast.check.state import replay_alone
-from holdfast.check.subjects.measures import served_in_slices
-from holdfast.check.tree import State, copied
+from holdfast.check.tree import State
 from holdfast.shapes import Tensor
 
 EXPLAINS = 0.05
 """A hypothesis may leave at most this share of the error unexplained."""
 
 
+CUT_INSIDE = "graph cut inside the segment"
+OUTSIDE = "keeps state outside of the state it returns"
+
+
 def diagnose(bench: Bench, laws: Sequence[Law]) -> list[Law]:
     """Look for the pattern behind every broken law; a law that nothing explains keeps none."""
     if all(law.ok for law in laws):
         return list(laws)
-    doctor = Doctor(bench)
+    grew = any(part.about == "graph nodes" and not part.ok for law in laws for part in law.parts)
+    doctor = Doctor(bench, grew)
     return [law if law.ok else replace(law, pattern=doctor.explain(law)) for law in laws]
 
 
@@ -34,6 +37,8 @@ class Doctor:
     """Holds what was measured against what known faults would give."""
 
     bench: Bench
+    graph_grew: bool = False
+    """Whether graphs were kept, so that whatever else is held hangs on them."""
 
     def explain(self, law: Law) -> Pattern | None:
         """Name the pattern behind a broken law."""
@@ -65,35 +70,39 @@ class Doctor:
             return _SIGNS[part.about]
         ask: dict[str, Callable[[], str | None]] = {
             "act into act": self._graph,
-            "step to step": lambda: self.lived or self.replayed or "graph cut inside the segment",
+            "step to step": lambda: (
+                self.beside(self.lived or self.replayed) or "graph cut inside the segment"
+            ),
             "asked": self._asked,
             "saved": self._saved,
             "get_memory": self._saved,
             "graph nodes": lambda: "graph kept across calls",
-            "lived": lambda: self._beside(self.lived),
-            "evaluated": lambda: self._beside(self.lived or self.evaluated),
-            "replayed": lambda: self._beside(self._of_updates(law)),
-            "alone": lambda: self.alone,
-            "slices": lambda: self._beside(self.slices),
-            "live segments": lambda: self._beside(None) or "the cell differs from its reference",
+            "bytes": lambda: None if self.graph_grew else "keeps everything it meets",
+            "one agent": lambda: alone.of_agents(self),
+            "lived": lambda: self.beside(self.lived),
+            "evaluated": lambda: self.beside(self.lived or self.evaluated),
+            "replayed": lambda: self.beside(self._of_updates(law)),
+            "alone": lambda: alone.of_sequences(self),
+            "slices": lambda: alone.of_slices(self),
+            "live segments": lambda: self.beside(None),
         }
         if part.about in ask:
             return ask[part.about]()
-        return None if part.about == "raised" else self._beside(self.lived or self.replayed)
+        return None if part.about == "raised" else self.beside(self.lived or self.replayed)
 
     def _of_updates(self, law: str) -> str | None:
         """Where rollouts and updates differ the update is asked first; where they agree, the rollout."""
         return self.replayed or self.lived if law == "replay" else self.lived or self.replayed
 
-    def _beside(self, found: str | None) -> str | None:
+    def beside(self, found: str | None) -> str | None:
         """Fall back on what shows only beside the clock: rows that see each other, states kept elsewhere."""
         if found is not None:
             return found
+        if self.hidden:
+            return OUTSIDE
         if self.mixes:
             return "rows see each other within a call"
-        if self.deaf:
-            return "every call starts from nothing"
-        return "keeps state outside of the state it returns" if self.hidden else None
+        return "every call starts from nothing" if self.deaf else None
 
     @cached_property
     def random(self) -> bool:
@@ -137,7 +146,7 @@ class Doctor:
             said, states = hypotheses.chain(case, script.moments(0, STEPS), empty, clock)
             said = said[:, : lived.shape[1]]
             right = said if right is None else right
-            if self._explains(case, said, lived, right):
+            if self.explains(case, said, lived, right):
                 return clock, states
         return None, case.steps(script)[1]
 
@@ -164,15 +173,15 @@ class Doctor:
         case, clock, states = self._clock
         said, script = self.bench.life[case.dtype].replayed, self.bench.script
         lived = self.bench.life[case.dtype].lived
-        if (clock is None and self.hidden) or self._same(case, said, lived):
+        if (clock is None and self.hidden) or self.same(case, said, lived):
             return None
         for entry, when in self._pairs(case, states):
             predicted = hypotheses.replayed(case, script, entry.state, when)
-            if self._explains(case, predicted, said, lived):
+            if self.explains(case, predicted, said, lived):
                 return entry.name or when.name or None
-        direct = self._direct(case, states)
+        direct = self.direct(case, states)
         for predicted in hypotheses.swaps(case, script, states, self.bench.clears):
-            if self._explains(case, predicted, direct, lived):
+            if self.explains(case, predicted, direct, lived):
                 return "rows mixed: time and batch swapped"
         return self._other_rows(case, states, said)
 
@@ -185,7 +194,7 @@ class Doctor:
         ]
         return single + [(entry, clock) for entry in all_entries[1:] for clock in all_clocks[1:]]
 
-    def _direct(self, case: Case, states: list[State]) -> Tensor:
+    def direct(self, case: Case, states: list[State]) -> Tensor:
         """Replay segment by segment, from states lived step by step."""
         starts = range(0, STEPS, HORIZON)
         return torch.cat(
@@ -195,7 +204,7 @@ class Doctor:
     def _other_rows(self, case: Case, states: list[State], said: Tensor) -> str | None:
         script, right = self.bench.script, hypotheses.Clock("", self.bench.clears[:, :STEPS])
         entry = next(iter(hypotheses.entries(case, states))).state
-        whose = hypotheses.whose_entry(case, script, entry, right, said, partial(self._same, case))
+        whose = hypotheses.whose_entry(case, script, entry, right, said, partial(self.same, case))
         if whose is None:
             return None
         own = whose % AGENTS == torch.arange(len(whose)) % AGENTS
@@ -205,10 +214,11 @@ class Doctor:
             else "entry states of other rows"
         )
 
-    def _same(self, case: Case, now: Tensor, was: Tensor) -> bool:
+    def same(self, case: Case, now: Tensor, was: Tensor) -> bool:
+        """Whether two lives are equal to within rounding."""
         return float((now - was).abs().max()) <= BOUND[case.dtype] * max(1.0, float(was.abs().max()))
 
-    def _explains(self, case: Case, predicted: Tensor, measured: Tensor, right: Tensor) -> bool:
+    def explains(self, case: Case, predicted: Tensor, measured: Tensor, right: Tensor) -> bool:
         """Whether a prediction gives the measured numbers, and gives them better than being right does."""
         left = float((predicted - measured).abs().max())
         error = float((right - measured).abs().max())
@@ -217,46 +227,6 @@ class Doctor:
             return left <= bound
         return left <= bound and left <= EXPLAINS * error
 
-    # Single experiments.
-
-    @cached_property
-    def alone(self) -> str | None:
-        """What becomes of a sequence that is alone in its batch."""
-        if self.mixes:
-            return "rows see each other within a call"
-        case, script = self.bench.proof, self.bench.script
-        _, states = case.steps(script)
-        starts = range(0, STEPS, HORIZON)
-        said = torch.cat(
-            [replay_alone(case, script.moments(t, t + HORIZON), states[t]) for t in starts], dim=1
-        )
-        entry, right = next(iter(hypotheses.entries(case, states))).state, self._direct(case, states)
-        for clock in hypotheses.segment_clocks(case, script, self.bench.clears):
-            if self._explains(case, hypotheses.replayed(case, script, entry, clock), said, right):
-                ignored = clock.name in (
-                    "memory is never cleared",
-                    "clears looked at in a segment's first step only",
-                )
-                return "clears ignored when the batch holds one sequence" if ignored else clock.name or None
-        return self._beside(None) or "a sequence alone is read differently"
-
-    @cached_property
-    def slices(self) -> str | None:
-        """Whether agents served in two slices act from one state: each slice from what the other left."""
-        case, script, half = self.bench.proof, self.bench.script, AGENTS // 2
-        with case.precisely():
-            state = case.subject.initial(half)
-        parts: list[list[Tensor]] = [[], []]
-        for t in range(STEPS):
-            for number, rows in enumerate(torch.arange(AGENTS).split(half)):
-                said, states = case.steps(script.of(rows), start=t, stop=t + 1, state=copied(state))
-                parts[number].append(said)
-                state = states[-1]
-        predicted = torch.cat([torch.cat(part, dim=1) for part in parts])
-        whole, _ = case.steps(script)
-        found = self._explains(case, predicted, served_in_slices(self.bench), whole)
-        return "state shared between slices" if found else None
-
     def _graph(self) -> str:
         """Tell a graph that hangs on the state from one that is kept elsewhere."""
         handed = experiments.hands_out_graphs(self.bench.proof, self.bench.script)
@@ -264,20 +234,12 @@ class Doctor:
             return "graph kept beside the state"
         return "graph kept across calls"
 
-    def _asked(self) -> str:
+    def _asked(self) -> str | None:
         """Tell a memory that a look advances from one that lies outside of the state."""
-        return (
-            "keeps state outside of the state it returns"
-            if self.hidden
-            else "asking for a value advances the memory"
-        )
+        return OUTSIDE if self.hidden else "asking for a value advances the memory"
 
     def _saved(self) -> str:
-        return (
-            "keeps state outside of the state it returns"
-            if self.hidden
-            else "part of the memory is not saved"
-        )
+        return OUTSIDE if self.hidden else "part of the memory is not saved"
 
 
 _SIGNS = {
@@ -286,7 +248,6 @@ _SIGNS = {
     "entry": "gradient flows into the entry state",
     "replay into replay": "graph kept beside the state",
     "replay into act": "graph kept across calls",
-    "bytes": "keeps everything it meets",
     "compiled": "different once it is compiled",
     "cell": "the cell differs from its reference",
     "no gradient": "no gradient arrives",

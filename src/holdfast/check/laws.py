@@ -3,11 +3,15 @@
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import torch
+
 from holdfast.check import flow, state
 from holdfast.check.bench import Bench, set_up
 from holdfast.check.diagnose import diagnose
 from holdfast.check.results import Law, Laws, Measurement, Reach
+from holdfast.check.subject import Subject
 from holdfast.check.subjects.find import subject_of
+from holdfast.errors import HoldfastError
 from holdfast.worlds import World
 
 LAWS: dict[str, Callable[[Bench], list[Measurement]]] = {
@@ -31,9 +35,32 @@ def check(policy: Any, world: World | None = None, **options: Any) -> Laws:
     sb3-contrib or TorchRL policy, or a `Subject`. `options` go to the adapter: `obs=(4,)` or a
     Gymnasium space says what a foreign policy sees.
     """
-    bench = set_up(subject_of(policy, world, **options))
-    laws = diagnose(bench, list(measure(bench)))
-    return Laws(laws, notes=bench.notes, reach=reach_of(bench, laws))
+    return examine(subject_of(policy, world, **options))
+
+
+def examine(subject: Subject, tell: Callable[[str], None] = lambda doing: None) -> Laws:
+    """Measure every law on a subject, look for what explains broken ones, and tell what is being done."""
+    threads = torch.get_num_threads()
+    # Small products on two busy cores can be thirty times slower than on one.
+    torch.set_num_threads(1)
+    try:
+        tell("meeting the policy")
+        bench = set_up(subject)
+        found: list[Law] = []
+        for number, name in enumerate(LAWS, 1):
+            tell(f"measuring {name} ({number} of {len(LAWS)})")
+            found += measure(bench, [name])
+        tell("looking for the cause")
+        found = diagnose(bench, found)
+        return Laws(found, notes=_notes(bench), reach=reach_of(bench, found))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _notes(bench: Bench) -> tuple[str, ...]:
+    blind = "gradients from step to step were not measured: observations are whole numbers"
+    unknown = "gradient" not in vars(bench)
+    return bench.notes if unknown or bench.gradient is not None else (*bench.notes, blind)
 
 
 def measure(bench: Bench, names: Iterable[str] = tuple(LAWS)) -> Iterator[Law]:
@@ -42,7 +69,9 @@ def measure(bench: Bench, names: Iterable[str] = tuple(LAWS)) -> Iterator[Law]:
         try:
             parts = [*LAWS[name](bench), *bench.subject.beyond(name, bench)]
         except Exception as error:
-            told = f"the policy raised {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            told = " ".join(str(error).split())[:300]
+            if not isinstance(error, HoldfastError):
+                told = f"the policy raised {type(error).__name__}: {told}"
             parts = [Measurement(f"measuring {name}", float("inf"), 0.0, finding=told, about="raised")]
         yield Law(name, parts)
 

@@ -50,6 +50,9 @@ def pulls_between_calls(case: Case, script: Script) -> Pulls:
     subject, said, copies, kinds, steps = case.subject, [], [], [], []
 
     def call(name: str, moments: Moments, state: State, t: int) -> Any:
+        if not torch.is_grad_enabled():
+            # Lived without gradients: there is nothing to pull on.
+            return getattr(subject, name)(moments, pytree.tree_map_only(Tensor, torch.clone, state))
         with torch.no_grad():
             weights = {key: leaf.clone() for key, leaf in subject.module.named_parameters()}
         for leaf in weights.values():
@@ -79,7 +82,7 @@ def _pull(said: list[Tensor], copies: list[list[Tensor]]) -> Float[Tensor, "call
         if not told.requires_grad:
             continue
         known = [weight for weights in copies[: output + 1] for weight in weights]
-        pulls = torch.autograd.grad(told.sum(), known, retain_graph=True, allow_unused=True)
+        pulls = torch.autograd.grad(_weighed(told), known, retain_graph=True, allow_unused=True)
         for number, pull in enumerate(pulls):
             if pull is not None:
                 call = number // len(copies[0])
@@ -106,7 +109,7 @@ def pulls_within_segments(case: Case, script: Script) -> Float[Tensor, "N A N"] 
                 if not said.requires_grad:
                     break
                 (pull,) = torch.autograd.grad(
-                    said[:, t].sum(), seen[:1], retain_graph=True, allow_unused=True
+                    _weighed(said[:, t]), seen[:1], retain_graph=True, allow_unused=True
                 )
                 if pull is not None:
                     found[start : start + HORIZON, :, start + t] = pull.abs().flatten(2).amax(2).T.float()
@@ -135,6 +138,28 @@ def _sights(case: Case, moments: Moments) -> Iterator[tuple[list[Tensor], Moment
         yield seen, moments
     finally:
         handle.remove()
+
+
+def _weighed(said: Float[Tensor, "*batch K"]) -> Float[Tensor, ""]:
+    """Add everything up with weights of its own: a plain sum of probabilities is always 1."""
+    generator = torch.Generator().manual_seed(4)
+    return (said * (0.5 + torch.rand(said.shape[-1], generator=generator)).to(said)).sum()
+
+
+def pulls_of_each(case: Case, script: Script) -> dict[str, float]:
+    """Measure how strongly each thing that is said in a replay pulls on the weights."""
+    subject, found = case.subject, {}
+    weights = list(subject.module.parameters())
+    script = script.to(case.dtype)
+    with case.precisely(), torch.enable_grad():
+        said = subject.replay(script.moments(0, HORIZON), subject.initial(script.agents))
+        for name, leaf in said.items():
+            loss = _weighed(leaf.flatten(2) if leaf.dim() > 2 else leaf[..., None])
+            asked = (loss, weights) if loss.requires_grad and weights else None
+            pulls = torch.autograd.grad(*asked, retain_graph=True, allow_unused=True) if asked else ()
+            sizes = [pull.abs().max() for pull in pulls if pull is not None]
+            found[name] = float(torch.stack(sizes).max()) if sizes else 0.0
+    return found
 
 
 def held() -> tuple[int, int]:

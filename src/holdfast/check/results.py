@@ -93,7 +93,7 @@ class Law:
         broken = [part for part in self.parts if not part.ok]
         if not broken:
             return ""
-        rest = f" ({len(broken) - 1} more measurements are out of bounds)" if len(broken) > 1 else ""
+        rest = f" ({len(broken) - 1} more like it)" if len(broken) > 1 else ""
         return f"{broken[0].what}: {broken[0].finding}{rest}"
 
 
@@ -132,6 +132,10 @@ class Laws(Mapping[str, Law]):
     def __len__(self) -> int:
         return len(self._laws)
 
+    def __repr__(self) -> str:
+        lines = (f"{name}: {'holds' if law.ok else law.finding}" for name, law in self.items())
+        return "\n".join(lines)
+
     @property
     def ok(self) -> bool:
         """Whether every law holds."""
@@ -146,6 +150,7 @@ class Laws(Mapping[str, Law]):
                 name: {
                     "measured": _plain(law.measured),
                     "bound": law.bound,
+                    "sense": law.worst.sense,
                     "ok": law.ok,
                     "finding": law.finding,
                     "pattern": None if law.pattern is None else law.pattern.name,

@@ -26,7 +26,7 @@ class Moments:
     truncated: Bool[Tensor, "*batch"]
     trial: Bool[Tensor, "*batch"]
     valid: Bool[Tensor, "*batch"]
-    action: Int[Tensor, "*batch"]
+    action: Shaped[Tensor, "..."]
     """What is done then, for policies that judge actions given to them."""
 
     @property
@@ -67,7 +67,8 @@ class Script(Moments):
 
     def moments(self, start: int, stop: int) -> Moments:
         """Cut a stretch out of everybody's life, `[A,T]`."""
-        return Moments(**{each.name: getattr(self, each.name)[:, start:stop] for each in fields(Moments)})
+        cut = {each.name: getattr(self, each.name)[:, start:stop].clone() for each in fields(Moments)}
+        return Moments(**cut)
 
     def at(self, t: int) -> Moments:
         """Take one step of everybody's life, `[A]`."""
@@ -81,6 +82,10 @@ class Script(Moments):
     def of(self, agents: Int[Tensor, " n"]) -> "Script":
         """Take some agents, in some order."""
         return self[agents]
+
+    def copied(self) -> "Script":
+        """Copy everything, for whoever might write into it."""
+        return Script(**{each.name: getattr(self, each.name).clone() for each in fields(self)})
 
     def to(self, dtype: torch.dtype) -> "Script":
         """Show observations that are fractions in another precision."""
@@ -96,10 +101,10 @@ def write_script(
     *,
     share_of_starts: float,
     absences: bool,
-    actions: int = 1,
+    act: Imagine,
     seed: int = 0,
 ) -> Script:
-    """Draw a script: observations that somebody imagines; starts, trials and absences anywhere."""
+    """Draw a script: observations and actions somebody imagines; starts, trials and absences anywhere."""
     generator = torch.Generator().manual_seed(seed)
     size = (agents, steps + 1)
     first, truncates, trial, absent = (
@@ -115,7 +120,7 @@ def write_script(
         truncated=first & truncates,
         trial=trial,
         valid=~absent if absences else torch.ones_like(absent),
-        action=torch.randint(actions, size, generator=generator),
+        action=act(size, generator),
         other_obs=_another(obs, imagine, generator),
     )
     # Nothing ended before the run began.

@@ -54,6 +54,7 @@ def pure(bench: Bench) -> list[Measurement]:
         ),
         nothing("outputs of the same steps again", again - rest, *after, columns=columns, about="asked"),
         *_inputs_untouched(case, shown, states[MIDDLE]),
+        _outputs_untouched(case, shown, states[MIDDLE]),
     ]
 
 
@@ -61,10 +62,8 @@ def _inputs_untouched(case: Case, script: Script, state: State) -> list[Measurem
     """Compare what was given to the policy before and after it was called."""
     parts = []
     with torch.no_grad(), case.precisely():
-        for name, moments in (
-            ("act", script.at(MIDDLE)),
-            ("replay", script.moments(MIDDLE, MIDDLE + HORIZON)),
-        ):
+        step, segment = script.at(MIDDLE), script.moments(MIDDLE, MIDDLE + HORIZON)
+        for name, moments in (("act", step), ("value", step), ("replay", segment)):
             given, lent = copy.deepcopy(moments), copied(state)
             getattr(case.subject, name)(given, lent)
             changed = [
@@ -84,6 +83,22 @@ def _inputs_untouched(case: Case, script: Script, state: State) -> list[Measurem
                 )
             )
     return parts
+
+
+def _outputs_untouched(case: Case, script: Script, state: State) -> Measurement:
+    """See whether a state that was handed out is changed by the calls after it."""
+    with torch.no_grad(), case.precisely():
+        _, handed = case.subject.act(script.at(MIDDLE), copied(state))
+        kept = copied(handed)
+        case.subject.act(script.at(MIDDLE + 1), copied(handed))
+    changed = [
+        name
+        for name, now, was in zip(names_of(kept), leaves(handed), leaves(kept), strict=True)
+        if not now.equal(was)
+    ]
+    told = f"the next call wrote into {', '.join(changed)} of the state it had returned"
+    what = "states written to after they were returned"
+    return Measurement(what, float(len(changed)), 0.0, finding=told, about="inputs")
 
 
 def bounded(bench: Bench) -> list[Measurement]:
@@ -159,14 +174,17 @@ def restore(bench: Bench) -> list[Measurement]:
 @torch.no_grad()
 def _spoil(case: Case) -> None:
     for leaf in case.subject.module.state_dict().values():
-        leaf.add_(1)
+        leaf.logical_not_() if leaf.dtype == torch.bool else leaf.add_(1)
 
 
 def agree(bench: Bench) -> list[Measurement]:
     """However a segment is laid out in calls, it says the same."""
     parts = []
     for dtype, case in bench.cases.items():
-        _, states = case.steps(bench.script)
+        said, states = case.steps(bench.script)
+        long = case.replay(bench.script.moments(0, STEPS), states[0])
+        what = f"all {STEPS} steps in one segment as steps, {SHORT[dtype]}"
+        parts.append(close(what, long, said, BOUND[dtype], columns=bench.columns, about="replayed"))
         whole, alone, short = [], [], []
         for start in range(0, STEPS, HORIZON):
             moments, entry = bench.script.moments(start, start + HORIZON), states[start]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+from gymnasium import spaces
 from torch import nn
 
 from holdfast.check.script import Moments, Script
@@ -43,8 +44,12 @@ class Subject(ABC):
     segments: int = 2
     """How its trainer cuts a life: so many rollouts of so many segments each."""
     clear_on: ClearOn = "episode"
-    actions: int = 1
-    """How many actions there are to choose from."""
+    actions: int | spaces.Box = 1
+    """How many actions there are to choose from, or the box they are in."""
+    told_of_starts: bool = True
+    """Whether it, or its trainer, is told where episodes start; if not, the check clears in its place."""
+    notes: tuple[str, ...] = ()
+    """What was assumed about it, for the verdict."""
     knows_absence: ClassVar[bool] = False
     """Whether it is told in which steps nobody acts."""
     recuts: bool = False
@@ -55,6 +60,12 @@ class Subject(ABC):
     @abstractmethod
     def imagine(self, size: tuple[int, ...], generator: torch.Generator) -> Tensor:
         """Draw observations it could see: `[*size, ...]`."""
+
+    def do(self, size: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        """Draw actions it could take."""
+        if isinstance(self.actions, int):
+            return torch.randint(self.actions, size, generator=generator)
+        return torch.randn(*size, *self.actions.shape, generator=generator)
 
     @abstractmethod
     def initial(self, rows: int) -> State:
@@ -102,11 +113,6 @@ class Subject(ABC):
     def beyond(self, law: str, bench: "Bench") -> list["Measurement"]:
         """Measure what only this kind of policy has, in addition."""
         return []
-
-    def columns(self, script: Script) -> list[str]:
-        """Name the numbers of an answer."""
-        said, _ = self.act(script.at(0), self.initial(script.agents))
-        return [name for name, leaf in said.items() for _ in range(leaf[0].numel())]
 
     def in_precision(self, dtype: torch.dtype) -> "Subject":
         """Copy it, in training mode, on the CPU, in some precision."""

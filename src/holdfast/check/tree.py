@@ -49,8 +49,8 @@ class Rows:
             ]
             if len(differ) != 1:
                 raise ContractError(
-                    f"The initial state's {name} is {list(small.shape)} for 2 rows and {list(large.shape)} "
-                    "for 3; exactly one axis must count the rows."
+                    f"The initial {name} is {list(small.shape)} for 2 rows and {list(large.shape)} for 3; "
+                    "exactly one axis must count the rows."
                 )
             axes.append(differ[0])
         return Rows(tuple(axes))

@@ -41,13 +41,13 @@ def look(policy: LSTMWrapper, segments: Segments, agents: int) -> dict[str, floa
     again = replay(policy, chosen)
     error = _replay_error(chosen.steps, again)
     found = {"memory/check_replay": float(error.max())}
-    if found["memory/check_replay"] > REPLAY_ALARM:
+    if not found["memory/check_replay"] <= REPLAY_ALARM:
         _stop("replay", _place(error, order, agents), found["memory/check_replay"], REPLAY_ALARM)
     last, crossed = _last_clear(clear[order[:ROWS]])
     if bool(crossed.any()):
         leak = _leak(policy, chosen, again, last) * crossed[:, None]
         found["memory/check_clear"] = float(leak.max())
-        if found["memory/check_clear"] > CLEAR_ALARM:
+        if not found["memory/check_clear"] <= CLEAR_ALARM:
             _stop("clear", _place(leak, order, agents), found["memory/check_clear"], CLEAR_ALARM)
     return found
 

@@ -5,16 +5,14 @@ import json
 import re
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import NoReturn
 
-import torch
 from rich.console import Console
 
-from holdfast.check.bench import set_up
-from holdfast.check.diagnose import diagnose
-from holdfast.check.laws import LAWS, measure, reach_of
-from holdfast.check.results import Law, Laws
+from holdfast.check.laws import examine
+from holdfast.check.results import Laws
 from holdfast.check.subject import Subject
 from holdfast.cli.target import find_target
 from holdfast.errors import ConfigError
@@ -40,12 +38,16 @@ def run_check(words: Sequence[str]) -> int:
     parser.add_argument("--html", nargs="?", const="", metavar="FILE", help="write a page with pictures too")
     asked = parser.parse_args(words)
     target = asked.target or asked.policy
-    if not target or (asked.target and asked.policy):
-        raise ConfigError("Name one thing to check, for example: holdfast check fast --html.")
+    if asked.target and asked.policy:
+        raise ConfigError(f"Name one thing to check, not both {asked.target} and {asked.policy}.")
+    if not target:
+        page = f"; {asked.html} was taken for the page's name, put it first" if asked.html else ""
+        raise ConfigError(f"Name one thing to check, for example: holdfast check fast --html{page}.")
     page = None if asked.html is None else _page_for(target, asked.html)
-    torch.set_num_threads(1)
     screen = Console(highlight=False, soft_wrap=True)
-    laws = _measure(find_target(target, asked.obs), screen)
+    with redirect_stdout(sys.stderr) if asked.json else nullcontext():
+        # Whatever a policy prints, what is said on standard output is one JSON object.
+        laws = _measure(find_target(target, asked.obs), screen)
     if asked.json:
         print(json.dumps(laws.as_json(), indent=2))
     else:
@@ -70,14 +72,5 @@ def _page_for(target: str, file: str) -> Path:
 
 def _measure(subject: Subject, screen: Console) -> Laws:
     """Measure law by law, and say which one it is meanwhile."""
-    bench = set_up(subject)
-    found: list[Law] = []
     with screen.status("") as status:
-        laws = measure(bench)
-        for name in LAWS:
-            status.update(f"measuring {name} ({len(found) + 1} of {len(LAWS)})")
-            found.append(next(laws))
-        status.update("looking for the cause")
-        found = diagnose(bench, found)
-        reach = reach_of(bench, found)
-    return Laws(found, notes=bench.notes, reach=reach)
+        return examine(subject, status.update)

@@ -1,5 +1,6 @@
 """What there is to check: a policy's name, somebody's module, or a run's folder."""
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 from holdfast.check.subject import Subject
 from holdfast.check.subjects.find import subject_of
 from holdfast.config import Config, change, read_config
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, HoldfastError
 from holdfast.keep import load_weights
 from holdfast.named import find_named
 from holdfast.policies import LSTMWrapper
@@ -21,11 +22,13 @@ def find_target(target: str, obs: str | None = None) -> Subject:
     """Build the policy a target names as a subject of the check."""
     options: dict[str, Any] = {} if obs is None else {"obs": _shape(obs)}
     if (Path(target) / "config.json").exists():
+        if obs is not None:
+            raise ConfigError(f"--obs is for foreign policies; what the policy of {target} sees is known.")
         return _of_a_run(Path(target))
     kind = target.partition(":")[0]
     if kind in NOT_YET:
         raise ConfigError(f"{target}: this version checks policies and runs; it cannot check a {kind} yet.")
-    if "/" in target and not Path(target).exists():
+    if "/" in target and ":" not in target and not Path(target).exists():
         raise ConfigError(f"{target} does not exist; a run's folder is for example runs/NAME.")
     if Path(target).is_dir():
         raise ConfigError(f"{target} is a folder without config.json, so it is no run.")
@@ -45,12 +48,18 @@ def _made(found: Any, target: str) -> Any:
     if isinstance(found, torch.nn.Module | Subject) or not callable(found):
         return found
     try:
-        return found()
+        inspect.signature(found).bind()
     except TypeError as error:
         raise ConfigError(
-            f"{target} cannot be made without arguments ({error}); name a function that makes it: "
-            f"{target.partition(':')[0]}:make_policy."
+            f"{target} cannot be made without arguments ({error}); write a function that makes it."
         ) from error
+    try:
+        return found()
+    except HoldfastError:
+        raise
+    except Exception as error:
+        told = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise ConfigError(f"{target} cannot be made: {told}") from error
 
 
 def _shape(obs: str) -> tuple[int, ...]:

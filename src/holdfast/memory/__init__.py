@@ -1,7 +1,25 @@
 """What is remembered: pure cells, and the store of live states. Only this folder knows h and c."""
 
 from holdfast.memory.cell import Cell, select_rows
+from holdfast.memory.choose import CELLS, find_cell, make_cell, register_cell
+from holdfast.memory.gru import GRU
 from holdfast.memory.lstm import LSTM, MemoryInit
+from holdfast.memory.minlstm import MinLSTM
+from holdfast.memory.none import NoMemory
 from holdfast.memory.store import LiveStore, Snapshot
 
-__all__ = ["LSTM", "Cell", "LiveStore", "MemoryInit", "Snapshot", "select_rows"]
+__all__ = [
+    "CELLS",
+    "GRU",
+    "LSTM",
+    "Cell",
+    "LiveStore",
+    "MemoryInit",
+    "MinLSTM",
+    "NoMemory",
+    "Snapshot",
+    "find_cell",
+    "make_cell",
+    "register_cell",
+    "select_rows",
+]

@@ -7,6 +7,7 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
+from holdfast.errors import ContractError
 from holdfast.shapes import Bool, Float, Tensor
 
 
@@ -22,6 +23,11 @@ class Cell(nn.Module, ABC):
     input_size: int
     output_size: int
 
+    def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1) -> None:
+        super().__init__()
+        self.input_size, self.output_size = input_size, hidden_size
+        self.hidden_size, self.num_layers = hidden_size, num_layers
+
     @abstractmethod
     def initial(self, batch: int) -> TensorDict:
         """Make the state of `batch` agents that remember nothing yet, beside the weights."""
@@ -35,6 +41,27 @@ class Cell(nn.Module, ABC):
         valid: Bool[Tensor, "B *T"] | None = None,
     ) -> tuple[Float[Tensor, "B *T H"], TensorDict]:
         """Read one step or one segment."""
+
+    @abstractmethod
+    def plain(
+        self,
+        x: Float[Tensor, "B T D"],
+        state: TensorDict,
+        clear: Bool[Tensor, "B T"],
+        valid: Bool[Tensor, "B T"] | None = None,
+    ) -> tuple[Float[Tensor, "B T H"], TensorDict]:
+        """Read a segment as `forward` does, written out step by step: what it is measured against."""
+
+
+def require_fit(cell: Cell, x: Tensor, state: TensorDict, clear: Tensor) -> None:
+    """Refuse inputs that do not fit a cell and each other."""
+    # Not every kernel looks: one that reads past its input gives plausible nonsense.
+    if x.shape[-1] != cell.input_size or len(state) != len(x) or clear.shape != x.shape[:-1]:
+        raise ContractError(
+            f"The memory reads {cell.input_size} numbers a step and got x {list(x.shape)} with "
+            f"{len(state)} states and clears {list(clear.shape)}. "
+            "Is input_size the size of what encode returns?"
+        )
 
 
 def select_rows(mask: Bool[Tensor, " B"], yes: TensorDict, no: TensorDict) -> TensorDict:

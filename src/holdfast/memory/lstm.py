@@ -7,16 +7,12 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from holdfast.errors import ContractError
 from holdfast.memory import reference
-from holdfast.memory.cell import Cell, select_rows
-from holdfast.memory.slots import plan_slots
+from holdfast.memory.cell import Cell, require_fit, select_rows
+from holdfast.memory.slots import SHUT, plan_slots
 from holdfast.shapes import Bool, Float, Tensor
 
 MemoryInit = Literal["standard", "original"]
-
-SHUT = -1e4
-"""A gate driven this far is exactly 0 in every float type, and +1e4 exactly 1."""
 
 
 @final
@@ -34,9 +30,7 @@ class LSTM(Cell):
         num_layers: int = 1,
         init: MemoryInit = "standard",
     ) -> None:
-        super().__init__()
-        self.input_size, self.output_size = input_size, hidden_size
-        self.hidden_size, self.num_layers = hidden_size, num_layers
+        super().__init__(input_size, hidden_size, num_layers)
         self.rnn = nn.LSTM(input_size, hidden_size, num_layers)
         with torch.no_grad():
             for name, weight in self.rnn.named_parameters():
@@ -67,13 +61,7 @@ class LSTM(Cell):
         valid: Bool[Tensor, "B *T"] | None = None,
     ) -> tuple[Float[Tensor, "B *T H"], TensorDict]:
         """Read one step `[B,D]` or one segment `[B,T,D]`."""
-        # Not every kernel looks: one that reads past its input gives plausible nonsense.
-        if x.shape[-1] != self.input_size or len(state) != len(x) or clear.shape != x.shape[:-1]:
-            raise ContractError(
-                f"The memory reads {self.input_size} numbers a step and got x {list(x.shape)} with "
-                f"{len(state)} states and clears {list(clear.shape)}. "
-                "Is input_size the size of what encode returns?"
-            )
+        require_fit(self, x, state, clear)
         first = clear if x.dim() == 2 else clear[:, 0]
         entry = select_rows(first, self.initial(len(x)), state)
         if x.dim() == 2:
@@ -81,6 +69,16 @@ class LSTM(Cell):
         if not clear[:, 1:].any() and (valid is None or valid.all()):
             return self._dense(x, entry)
         return self._in_slots(x, entry, clear, torch.ones_like(clear) if valid is None else valid)
+
+    def plain(
+        self,
+        x: Float[Tensor, "B T D"],
+        state: TensorDict,
+        clear: Bool[Tensor, "B T"],
+        valid: Bool[Tensor, "B T"] | None = None,
+    ) -> tuple[Float[Tensor, "B T H"], TensorDict]:
+        """Read a segment step by step."""
+        return reference.lstm(self, x, state, clear, valid)
 
     def layer(self, number: int) -> reference.LayerWeights:
         """Return one layer's weights."""
@@ -135,7 +133,7 @@ class LSTM(Cell):
             c.append(c_1BH[0])
         if not all(torch.isfinite(part).all() for part in c):
             # A NaN survives a shut gate (0 x NaN is NaN), but must not survive its episode.
-            return reference.lstm(self, x_BTD, entry, clear_BT, valid_BT)
+            return self.plain(x_BTD, entry, clear_BT, valid_BT)
         return slots.collect(y_SBH), self._state(h, c)
 
     def _state(self, h: Iterable[Tensor], c: Iterable[Tensor]) -> TensorDict:

@@ -11,6 +11,9 @@ import torch
 
 from holdfast.shapes import Bool, Float, Int, Tensor
 
+SHUT = -1e4
+"""A gate driven this far is exactly 0 in every float type, and +1e4 exactly 1."""
+
 
 @dataclass(frozen=True)
 class Slots:

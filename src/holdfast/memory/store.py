@@ -43,6 +43,11 @@ class LiveStore:
         return LiveStore, (self._cell,)
 
     @property
+    def leaves(self) -> list[str]:
+        """The names of what is remembered."""
+        return [str(key) for key, _ in self._cell.initial(0).items()]
+
+    @property
     def slices(self) -> Mapping[int, int]:
         """First agent and length of every slice."""
         return dict(self._slices)

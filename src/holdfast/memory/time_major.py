@@ -8,6 +8,7 @@ from tensordict import TensorDict
 from torch import nn
 
 from holdfast.errors import ContractError
+from holdfast.memory.cell import Cell
 from holdfast.memory.lstm import LSTM
 from holdfast.memory.store import LiveStore
 from holdfast.shapes import Bool, Float, Tensor
@@ -36,7 +37,7 @@ class TimeMajorLSTM(nn.Module):
     stored are errors rather than a memory that leaks.
     """
 
-    def __init__(self, cell: LSTM) -> None:
+    def __init__(self, cell: Cell) -> None:
         super().__init__()
         self.cell = cell
         self._expected: tuple[Tensor, Tensor | None] | None = None
@@ -70,6 +71,11 @@ class TimeMajorLSTM(nn.Module):
 
     def forward(self, x_TBD: Float[Tensor, "T B D"], state: Pair) -> tuple[Tensor, Pair]:
         """Read a segment, or one step as T=1."""
+        if not isinstance(self.cell, LSTM):
+            raise ContractError(
+                f"self.lstm(x, (h, c)) is for policies written by hand around an LSTM; this memory is a "
+                f"{type(self.cell).__name__}. Inherit RecurrentPolicy for it."
+            )
         if self._expected is None:
             raise ContractError(
                 "self.lstm was called without episode starts. Call _manage_lstm_state before each "
@@ -96,6 +102,10 @@ class LeafBySlice(Mapping[int, Tensor]):
     """One leaf of the live store as a mapping from a slice's first agent to `[L,B,H]`."""
 
     def __init__(self, store: LiveStore, leaf: str) -> None:
+        if leaf not in store.leaves:
+            raise ContractError(
+                f"This memory has no {leaf}; it remembers {', '.join(store.leaves) or 'nothing'}."
+            )
         self._store, self._leaf = store, leaf
 
     def __getitem__(self, start: int) -> Tensor:

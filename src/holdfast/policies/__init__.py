@@ -7,14 +7,33 @@ import torch
 
 from holdfast.errors import ConfigError, did_you_mean
 from holdfast.named import find_named
+from holdfast.policies.example import Example
 from holdfast.policies.fast import Fast
+from holdfast.policies.latent_attn import LatentAttnMed, LatentAttnSmall, LatentAttnTiny
 from holdfast.policies.template import RecurrentPolicy, Thoughts
 from holdfast.policies.wrapper import LSTMWrapper
 from holdfast.worlds.step import World
 
-__all__ = ["POLICIES", "Fast", "LSTMWrapper", "RecurrentPolicy", "Thoughts", "make_policy"]
+__all__ = [
+    "POLICIES",
+    "Example",
+    "Fast",
+    "LSTMWrapper",
+    "LatentAttnMed",
+    "LatentAttnSmall",
+    "LatentAttnTiny",
+    "RecurrentPolicy",
+    "Thoughts",
+    "make_policy",
+]
 
-POLICIES: dict[str, type[RecurrentPolicy]] = {"fast": Fast}
+POLICIES: dict[str, type[RecurrentPolicy]] = {
+    "fast": Fast,
+    "latent_attn_tiny": LatentAttnTiny,
+    "latent_attn_small": LatentAttnSmall,
+    "latent_attn_med": LatentAttnMed,
+    "example": Example,
+}
 
 
 def make_policy(name: str, world: World, *, seed: int | None = None, **options: Any) -> LSTMWrapper:

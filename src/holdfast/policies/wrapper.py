@@ -6,12 +6,13 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
-from holdfast.memory import LSTM, LiveStore, MemoryInit
+from holdfast.errors import ContractError
+from holdfast.memory import LiveStore, MemoryInit, make_cell
 from holdfast.memory.time_major import LeafBySlice, TimeMajorLSTM, from_pair, to_pair
 from holdfast.policies.clock import ClearOn, clears, slice_start
 from holdfast.shapes import Tensor
 
-Memory = tuple[dict[int, Tensor], dict[int, Tensor]]
+Memory = tuple[dict[int, Tensor], ...]
 
 
 class LSTMWrapper(nn.Module):
@@ -28,13 +29,14 @@ class LSTMWrapper(nn.Module):
         hidden_size: int = 128,
         num_layers: int = 2,
         *,
+        memory: str = "lstm",
         memory_init: MemoryInit = "standard",
         clear_on: ClearOn = "episode",
     ) -> None:
         super().__init__()
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
         self.clear_on: ClearOn = clear_on
-        self.lstm = TimeMajorLSTM(LSTM(input_size, hidden_size, num_layers, memory_init))
+        self.lstm = TimeMajorLSTM(make_cell(memory, input_size, hidden_size, num_layers, memory_init))
         self.store = LiveStore(self.lstm.cell)
 
     @property
@@ -47,22 +49,32 @@ class LSTMWrapper(nn.Module):
         """Cell states: a mapping from a slice's first agent to `[L,B,H]`."""
         return LeafBySlice(self.store, "c")
 
+    @property
+    def _leaves(self) -> dict[str, LeafBySlice]:
+        """Each leaf of the live store as a mapping: for an LSTM h and c."""
+        return {leaf: LeafBySlice(self.store, leaf) for leaf in self.store.leaves}
+
     def has_memory(self) -> bool:
-        """Say that this policy remembers."""
-        return True
+        """Say whether this policy remembers."""
+        return bool(self._leaves)
 
     def get_memory(self) -> Memory:
-        """Copy the live memories: `(h, c)`, each a dictionary from a slice's first agent to `[L,B,H]`."""
-        h, c = self.lstm_h, self.lstm_c
-        return {i: h[i].clone() for i in h}, {i: c[i].clone() for i in c}
+        """Copy the live memories: `(h, c)`, each a dictionary from a slice's first agent to `[L,B,H]`.
+
+        A memory that is no LSTM has a dictionary for each tensor it remembers.
+        """
+        return tuple({start: leaf[start].clone() for start in leaf} for leaf in self._leaves.values())
 
     def set_memory(self, memory: Memory) -> None:
         """Bring back copied memories; what is given is copied, not kept."""
-        h, c = memory[0], memory[1]
+        keys = list(self._leaves)
+        if len(memory) != len(keys):
+            raise ContractError(f"This memory remembers {', '.join(keys) or 'nothing'}; {len(memory)} came.")
         if not self.store.declared:
             self.store.close()
-        for start in h:
-            self.store.write(start, from_pair(h[start], c[start]))
+        for start in memory[0] if memory else ():
+            leaves = {key: part[start].transpose(0, 1) for key, part in zip(keys, memory, strict=True)}
+            self.store.write(start, TensorDict(leaves, batch_size=[memory[0][start].shape[1]]))
 
     def reset_memory(self) -> None:
         """Make every agent forget."""

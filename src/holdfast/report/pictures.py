@@ -138,7 +138,7 @@ def _verdict(wrong: int, lost: int, nothing: bool) -> tuple[str, str]:
     """Say what a panel shows, and in which colour."""
     if nothing:
         return "nothing at all, or not measured", MISSING
-    told = [f"{wrong} felt that must not be"] * bool(wrong) + [f"{lost} not felt that must be"] * bool(lost)
+    told = [f"{wrong} must not be felt"] * bool(wrong) + [f"{lost} missing"] * bool(lost)
     if not told:
         return "✓ felt where it must be, nowhere else", MAY
     return f"✗ {', '.join(told)}", WRONG if wrong else MISSING

@@ -36,27 +36,26 @@ class Finding:
     more: int
     """How many other measurements of this law are out of bounds."""
 
-    def lines(self) -> list[str]:
-        """Tell it: where and size, then what explains it and what to write, on lines of their own."""
+    def line(self) -> str:
+        """Tell where and how much."""
         others = f" ({self.more} more like it)" if self.more else ""
-        told = [f"{self.what}: {self.where}: {self.size}{others}"]
-        if self.pattern is None:
-            return [*told, "pattern: none we know explains these numbers"]
-        return [*told, f"pattern: {self.pattern}", f"write: {self.write}"]
+        size = f": {self.size}" if self.size else ""
+        return f"{self.what}: {self.where}{size}{others}"
 
 
 def finding(law: Law) -> Finding:
     """Take the finding of a broken law apart."""
-    worst, where = law.worst, law.worst.finding
+    broken = [part for part in law.parts if not part.ok]
+    first, where = broken[0], broken[0].finding
     for size in _SIZES:
         where = where.partition(size)[0]
     return Finding(
-        what=worst.what,
+        what=first.what,
         where=where,
-        size=f"{number(worst.measured)}, {must_be(worst)}",
+        size="" if first.about == "raised" else f"{number(first.measured)}, {must_be(first)}",
         pattern=law.pattern and law.pattern.name,
         write=law.pattern and law.pattern.write,
-        more=sum(not part.ok for part in law.parts) - 1,
+        more=len(broken) - 1,
     )
 
 
@@ -93,19 +92,33 @@ def table(laws: Laws) -> Table:
     rows = Table("law", "measured", "bound", "", "what was measured", box=None, padding=(0, 2, 0, 0))
     for name, law in laws.items():
         mark = Text("✓", "green") if law.ok else Text("✗", "red")
-        told = (Text(name), number(law.measured), bound(law.worst), mark, Text(law.worst.what))
+        absent = law.worst.about == "n/a"
+        found, edge = ("n/a", "") if absent else (number(law.measured), bound(law.worst))
+        told = (Text(name), found, edge, mark, Text(law.worst.what))
         rows.add_row(*told)
     return rows
 
 
 def findings(laws: Laws) -> list[str]:
-    """Tell every broken law under its name, and what could not be measured."""
-    told = []
+    """Tell every broken law under its name, then what explains them, and what could not be measured."""
+    told, explained = [], dict[str | None, list[str]]()
     for name, law in laws.items():
         if not law.ok:
-            first, *rest = finding(law).lines()
-            told += ["", f"{name}: {first}", *(f"  {line}" for line in rest)]
+            found = finding(law)
+            told += ["", f"{name}: {found.line()}"]
+            explained.setdefault(found.pattern, []).append(name)
+    for names in explained.values():
+        told += ["", *explanation(laws[names[0]], names)]
     return told + [line for note in laws.notes for line in ("", f"note: {note}")]
+
+
+def explanation(law: Law, names: list[str]) -> list[str]:
+    """Tell what explains some laws, and what to write."""
+    broken = next(part for part in law.parts if not part.ok)
+    if law.pattern is None:
+        why = "it raised" if broken.about == "raised" else "none we know explains these numbers"
+        return [f"pattern ({', '.join(names)}): {why}"]
+    return [f"pattern ({', '.join(names)}): {law.pattern.name}", f"  write: {law.pattern.write}"]
 
 
 def show(screen: Console, laws: Laws) -> None:

@@ -1,10 +1,11 @@
 """Anybody's policy under test, by three functions its owner gives."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from holdfast.check.script import Moments
 from holdfast.check.subject import Answer, Subject
@@ -18,9 +19,10 @@ class Callables(Subject):
 
     `initial(module, rows) -> state`, `act(module, obs, state, first) -> outputs, state` and
     `replay(module, obs, actions, state, first) -> outputs`, with observations `[A,...]` and `[B,T,...]`.
-    Outputs are a tensor, or a dictionary of them. With `ends=True` they get `terminated, truncated`
-    in place of `first`, to test who clears on which. With `no_grad=False` `act` is called with
-    gradients on, as by a trainer that backpropagates through its rollout; the state must then be cut.
+    Outputs are a tensor, or several in a tuple or a dictionary; `first` is bool. With `ends=True` they
+    get `terminated, truncated` in place of `first`, to test who clears on which. With `no_grad=False`
+    `act` is called with gradients on, as by a trainer that backpropagates through its rollout; the
+    state must then be cut.
     """
 
     def __init__(
@@ -71,4 +73,8 @@ class Callables(Subject):
 
 
 def _named(said: Any) -> Answer:
-    return {"outputs": said} if isinstance(said, Tensor) else dict(said)
+    """Name what was said by its way through tuples, lists and dictionaries."""
+    if isinstance(said, Mapping):
+        return dict(said)
+    told, _ = pytree.tree_flatten_with_path(said)
+    return {f"output{pytree.keystr(path)}": leaf for path, leaf in told}

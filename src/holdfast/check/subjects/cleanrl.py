@@ -3,6 +3,7 @@
 from typing import Any, Protocol, runtime_checkable
 
 import torch
+from gymnasium import spaces
 from torch import nn
 
 from holdfast.check.script import Moments
@@ -38,7 +39,7 @@ class CleanRL(Subject):
     rollouts, segments = 4, 1
     """Their segments are whole rollouts, and the state is carried from one to the next."""
 
-    def __init__(self, agent: Any, obs: Sight = None, actions: int = 1) -> None:
+    def __init__(self, agent: Any, obs: Sight = None, actions: int | spaces.Box = 1) -> None:
         self.module, self.actions = agent, actions
         self._draw = imagine(obs, agent)
 

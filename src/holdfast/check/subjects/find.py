@@ -57,4 +57,7 @@ def _make(kind: Callable[..., Subject], policy: Any, options: dict[str, Any]) ->
     except TypeError as error:
         if "unexpected keyword" not in str(error):
             raise
-        raise ConfigError(f"{type(policy).__name__} is checked as {kind.__name__}: {error}.") from error
+        word = str(error).rpartition("argument ")[2]
+        raise ConfigError(
+            f"{type(policy).__name__} is checked as {kind.__name__}, which takes no {word}."
+        ) from error

@@ -12,7 +12,6 @@ from holdfast.check.case import AGENTS, HORIZON, STEPS, Case
 from holdfast.check.compare import BOUND, SHORT, close, nothing
 from holdfast.check.results import Measurement
 from holdfast.check.script import Script
-from holdfast.memory import reference
 from holdfast.policies import LSTMWrapper, RecurrentPolicy
 from holdfast.shapes import Float, Tensor
 
@@ -100,7 +99,7 @@ def _pull_on_entry(bench: "Bench") -> Measurement:
     with torch.enable_grad(), case.precisely():
         said = case.subject.replay(shown, entry)
         loss = torch.stack([leaf.sum() for leaf in said.values()]).sum()
-        pulls = torch.autograd.grad(loss, pulled, allow_unused=True)
+        pulls = torch.autograd.grad(loss, pulled, allow_unused=True) if pulled else ()
     sizes = torch.tensor([0.0 if pull is None else float(pull.abs().max()) for pull in pulls])
     return nothing("gradient into a replay's entry state", sizes, "tensor", about="entry")
 
@@ -146,7 +145,7 @@ def pure(bench: "Bench") -> list[Measurement]:
         case.subject.value(script.at(MIDDLE), entry)
         case.subject.replay(script.moments(HORIZON, 2 * HORIZON), entry)
     after = _memory_of(policy)
-    moved = torch.stack([(after[key] - before[key]).abs().max() for key in before])
+    moved = torch.tensor([float((after[key] - before[key]).abs().max()) for key in before])
     with torch.no_grad(), case.precisely():
         case.subject.evaluate(script)
     last = _memory_of(policy)
@@ -205,6 +204,8 @@ def _compiled_agrees(case: Case, script: Script) -> Iterator[Measurement]:
     """Hold a policy with compiled parts against itself, gradients included."""
     eager = cast("RecurrentPolicy", case.subject.module)
     compiled = copy.deepcopy(eager)
+    # A compiler that has seen many policies gives up and runs them as they are: it begins anew.
+    torch.compiler.reset()
     compiled.compile_parts(backend="aot_eager")
     outputs, gradients = [], []
     for each in (eager, compiled):
@@ -244,7 +245,7 @@ def _random_state(case: Case) -> TensorDict:
 
 
 def _cell_agrees(case: Case) -> Iterator[Measurement]:
-    """Hold the policy's cell against the LSTM written out step by step, gradients included."""
+    """Hold the policy's cell against itself written out step by step, gradients included."""
     cell, dtype = _policy(case).lstm.cell, case.dtype
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(AGENTS, STEPS, cell.input_size, generator=generator).to(dtype).requires_grad_()
@@ -252,7 +253,7 @@ def _cell_agrees(case: Case) -> Iterator[Measurement]:
     state = _random_state(case)
     with torch.enable_grad():
         fast, end = cell(x, state, clear)
-        plain, plain_end = reference.lstm(cell, x, state, clear)
+        plain, plain_end = cell.plain(x, state, clear)
         towards = torch.randn(fast.shape, generator=generator).to(dtype)
         inputs = [x, *cell.parameters()]
         now = torch.autograd.grad((fast * towards).sum(), inputs)

@@ -4,7 +4,7 @@ import importlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
 import numpy as np
@@ -136,7 +136,7 @@ class SB3(Subject):
         space = self.module.action_space
         if isinstance(space, gymnasium.spaces.Discrete):
             return moments.action
-        share = moments.action.float() / self.actions
+        share = moments.action.float() / float(cast("int", self.actions))
         return share[..., None].expand(*share.shape, int(np.prod(space.shape)))
 
 

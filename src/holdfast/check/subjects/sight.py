@@ -59,13 +59,13 @@ def _scale(box: spaces.Box) -> Callable[[Tensor], Tensor]:
 
 def _width(module: nn.Module) -> int:
     for layer in module.modules():
-        if isinstance(layer, nn.Linear):
+        if isinstance(layer, nn.Linear) and layer.in_features:
             return layer.in_features
         if isinstance(layer, nn.RNNBase | nn.RNNCellBase):
             return layer.input_size
         if not list(layer.children()) and list(layer.parameters()):
             break
     raise ConfigError(
-        f"{type(module).__name__} does not show what it sees; say it: check(policy, obs=(4,)), or give a "
-        "Gymnasium space."
+        f"{type(module).__name__} does not show what it sees; say it: check(policy, obs=(4,)), a Gymnasium "
+        "space, or --obs 3,84,84 on the command line."
     )

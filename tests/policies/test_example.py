@@ -1,0 +1,134 @@
+import pytest
+import torch
+from tensordict import TensorDict
+
+import holdfast
+from holdfast import make_policy, make_world
+from holdfast.check.bench import set_up
+from holdfast.check.laws import measure
+from holdfast.check.subjects.find import subject_of
+from holdfast.policies import Example
+from holdfast.worlds import Feature, WorldSpec
+from holdfast.worlds.tokens import GLOBAL, PADDING
+
+FEATURES = tuple(Feature(f"feature_{i}", float(i + 1)) for i in range(22))
+ORIGINAL = WorldSpec(
+    obs_shape=(200, 3), action_names=tuple(f"action_{i}" for i in range(19)), features=FEATURES
+)
+
+
+def count(module):
+    return sum(p.numel() for p in module.parameters())
+
+
+def some_tokens(*batch):
+    obs = torch.randint(0, 11, (*batch, 30, 3), dtype=torch.uint8)
+    obs[..., 0] = obs[..., 0] * 16 + torch.randint(0, 11, (*batch, 30), dtype=torch.uint8)
+    obs[..., 0, :] = torch.tensor([GLOBAL, 21, 9], dtype=torch.uint8)
+    obs[..., 20:, :] = PADDING
+    return obs
+
+
+def test_parameters_are_counted():
+    policy = Example(ORIGINAL)
+    # conv 22*128*5*5+128, conv 128*128*3*3+128, linear 128*256+256
+    assert count(policy.around) == 70_528 + 147_584 + 33_024
+    # linear 22*256+256
+    assert count(policy.myself) == 5_888
+    # 2 layers of 4*512*(512+512) weights and 2*4*512 biases
+    assert count(policy.lstm) == 2 * (2_097_152 + 4_096) == 4_202_496
+    # linear 512*19+19, linear 512+1
+    assert count(policy.actor) + count(policy.critic) == 9_747 + 513
+    assert count(policy) == 4_469_780
+
+
+@pytest.mark.parametrize("window", [(3, 3), (11, 11), (15, 15), (9, 13)])
+def test_every_window_has_a_fitting_encoder(window):
+    spec = WorldSpec((30, 3), ("a", "b"), FEATURES, window=window)
+    assert Example(spec, hidden_size=8).encode(some_tokens(2)).shape == (2, 512)
+
+
+@pytest.mark.parametrize("options", [{"hidden_size": 24}, {"hidden_size": 24, "memory": "gru"}])
+def test_the_sizes_and_the_memory_a_run_asks_for_are_used(options):
+    world = make_world("recall", agents=5)
+    policy = make_policy("example", world, seed=0, num_layers=1, clear_on="never", **options)
+    assert type(policy) is Example
+    assert (policy.hidden_size, policy.num_layers, policy.clear_on) == (24, 1, "never")
+    thoughts, _ = policy.unroll(
+        world.reset().obs, torch.ones(5, dtype=torch.bool), policy.lstm.cell.initial(5)
+    )
+    assert thoughts.logits.shape == (5, 4)
+    assert thoughts.values.shape == (5,)
+
+
+def test_all_actions_are_as_likely_at_the_start_and_given_ones_are_judged_not_drawn_anew():
+    torch.manual_seed(0)
+    policy = Example(ORIGINAL, hidden_size=32)
+    td = TensorDict(
+        {
+            "env_obs": some_tokens(6),
+            "first": torch.ones(6, dtype=torch.bool),
+            "training_env_id_start": torch.zeros(6, dtype=torch.long),
+        },
+        batch_size=[6],
+    )
+    weight = policy.actor.weight
+    torch.testing.assert_close(weight @ weight.T, 1e-4 * torch.eye(19), atol=1e-8, rtol=0)
+    given = torch.arange(6)
+    said = policy(td.clone(), action=given)
+    assert said["full_log_probs"].exp().sub(1 / 19).abs().max() < 1e-3
+    assert said["act_log_prob"].equal(said["full_log_probs"][torch.arange(6), given])
+    td["draws"] = torch.linspace(0.01, 0.99, 6)
+    assert policy(td)["actions"].tolist() == [int(19 * draw) for draw in td["draws"].tolist()]
+
+
+def test_observations_are_not_written_to():
+    obs = some_tokens(4)
+    before = obs.clone()
+    Example(ORIGINAL, hidden_size=8).encode(obs)
+    assert obs.equal(before)
+
+
+def test_what_stands_at_the_centre_is_what_i_am():
+    torch.manual_seed(0)
+    policy = Example(ORIGINAL, hidden_size=8)
+    obs = torch.tensor([[[GLOBAL, 3, 8]], [[0x55, 3, 8]], [[0x45, 3, 8]]], dtype=torch.uint8)
+    myself = policy.encode(obs)[:, 256:]
+    # feature 3 is as large as 4: 8 of it are 2
+    expected = torch.relu(2 * policy.myself[0].weight[:, 3])
+    torch.testing.assert_close(myself[0], expected)
+    assert myself[1].equal(myself[0])
+    assert myself[2].count_nonzero() == 0
+
+
+def test_a_gradient_reaches_every_parameter():
+    torch.manual_seed(0)
+    policy = Example(ORIGINAL, hidden_size=16)
+    thoughts, _ = policy.unroll(
+        some_tokens(8, 6), torch.zeros(8, 6, dtype=torch.bool), policy.lstm.cell.initial(8)
+    )
+    (thoughts.logits * torch.randn(19)).sum().add(thoughts.values.sum()).backward()
+    for name, each in policy.named_parameters():
+        # Features that nobody has seen are not learnt about, and a ReLU may be off for all.
+        assert (each.grad != 0).double().mean() > 0.1, name
+
+
+@pytest.mark.usefixtures("annotations_asleep")
+def test_the_laws_that_are_quick_to_measure_hold():
+    torch.manual_seed(0)
+    world = make_world("recall", agents=8)
+    bench = set_up(subject_of(Example(world.spec, hidden_size=16), world))
+    laws = list(measure(bench, ["cut", "replay", "isolate", "pure", "restore"]))
+    assert {law.name: law.finding for law in laws if not law.ok} == {}
+    assert len(laws) == 5
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("annotations_asleep")
+def test_all_laws_hold():
+    torch.manual_seed(0)
+    world = make_world("recall", agents=8)
+    laws = holdfast.check(Example(world.spec, hidden_size=16), world)
+    assert laws.ok, {name: law.finding for name, law in laws.items() if not law.ok}
+    assert len(laws) == 9
+    assert laws["carry"].measured > 0
