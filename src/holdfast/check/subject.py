@@ -106,6 +106,12 @@ class Subject(ABC):
             said.append(flat(answer, 1))
         return torch.stack(said, dim=1)
 
+    def pass_time(self, script: Script, state: State, steps: int) -> State:
+        """Live so many steps, the script again and again, and return the state after them."""
+        for t in range(steps):
+            _, state = self.act(script.at(t % script.steps), state)
+        return state
+
     def entrance(self) -> nn.Module | None:
         """Point at the module that reads `[B,T,D]` first, for observations that are whole numbers."""
         return None

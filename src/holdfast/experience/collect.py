@@ -165,6 +165,9 @@ class Collector:
                 f"The world says it truncates {self.world.spec.truncates}, but a step came without last_obs; "
                 "give the last observation of truncated episodes, or declare truncates='never'."
             )
+        if step.truncated.device.type == "cpu" and not bool(step.truncated.any()):
+            # Where looking costs nothing, nobody is asked what nobody needs.
+            return torch.zeros_like(step.reward)
         nobody = torch.zeros_like(step.first)
         values = value_of(self.policy, self._state(), step.last_obs, nobody, nobody)
         return torch.where(step.truncated, values, 0.0)
