@@ -167,7 +167,7 @@ class Collector:
             )
         if step.truncated.device.type == "cpu" and not bool(step.truncated.any()):
             # Where looking costs nothing, nobody is asked what nobody needs.
-            return torch.zeros_like(step.reward)
+            return torch.zeros_like(step.reward, dtype=next(self.policy.parameters()).dtype)
         nobody = torch.zeros_like(step.first)
         values = value_of(self.policy, self._state(), step.last_obs, nobody, nobody)
         return torch.where(step.truncated, values, 0.0)
