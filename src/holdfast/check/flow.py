@@ -89,11 +89,15 @@ def _longest(moved: Float[Tensor, "N A N K"]) -> int:
 
 def _carried_in_evaluation(bench: Bench) -> Measurement:
     """Change one late step in an evaluation; whoever goes on must feel it at the next."""
-    seen, case = STEPS - 3, bench.proof
+    case, counts = bench.proof, bench.subject.counted(bench.script)
+    bound = [bench.bound_to_feel[t, :, t + 1] & counts[:, t + 1] for t in range(STEPS - 1)]
+    # The last step after which some go on and, if there is such a one, others start.
+    starts = [bool(bench.clears[:, t + 1].any()) for t in range(STEPS - 1)]
+    seen = max(range(STEPS - 1), key=lambda t: (bool(bound[t].any()), starts[t], t))
     where = torch.zeros_like(bench.script.first)
     where[:, seen] = True
     moved = (case.evaluate(bench.script.changed(where)) - case.evaluate(bench.script)).abs().amax(-1)
-    looked = bench.bound_to_feel[seen, :, seen + 1] & (moved[:, seen] > 0)
+    looked = bound[seen] & (moved[:, seen] > 0)
     sizes = torch.where(looked, moved[:, seen + 1], torch.inf)
     size, agent = sizes.min(0)
     told = f"agent {int(agent)} sees it at step {seen} and does not feel it at step {seen + 1}"

@@ -13,7 +13,7 @@ from torch import nn
 from holdfast.check.script import Moments, Script
 from holdfast.check.tree import State, copied
 from holdfast.policies.clock import ClearOn
-from holdfast.shapes import Float, Tensor
+from holdfast.shapes import Bool, Float, Tensor
 
 if TYPE_CHECKING:
     from holdfast.check.bench import Bench
@@ -105,6 +105,10 @@ class Subject(ABC):
             answer, state = self.act(script.at(t), state)
             said.append(flat(answer, 1))
         return torch.stack(said, dim=1)
+
+    def counted(self, script: Script) -> Bool[Tensor, "A N1"]:
+        """Say which steps of an evaluation it counts; what it does with others is nobody's concern."""
+        return torch.ones_like(script.first)
 
     def pass_time(self, script: Script, state: State, steps: int) -> State:
         """Live so many steps, the script again and again, and return the state after them."""

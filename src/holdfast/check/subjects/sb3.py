@@ -15,7 +15,7 @@ from holdfast.check.subject import Answer, Life, Subject
 from holdfast.check.subjects.sight import imagine
 from holdfast.check.tree import State
 from holdfast.errors import ConfigError, ContractError
-from holdfast.shapes import Float, Shaped, Tensor
+from holdfast.shapes import Bool, Float, Shaped, Tensor
 
 APART = 1000
 """Step `t` of agent `a` is known as `1000 * a + t` wherever the library's buffer carries it."""
@@ -130,6 +130,12 @@ class SB3(Subject):
         with _put(self.module, "get_distribution", listen):
             play(self.module, worlds, n_eval_episodes=fewest * script.agents, warn=False)
         return torch.stack(said, dim=1)
+
+    def counted(self, script: Script) -> Bool[Tensor, "A N1"]:
+        """Leave out agents that have played their episodes: `evaluate_policy` keeps clearing them."""
+        ended = script.terminated | script.truncated
+        ended[:, -1] = True
+        return ended.cumsum(1) < ended.sum(1).min()
 
     def _done(self, moments: Moments) -> Shaped[Tensor, "*batch _"] | Shaped[Tensor, "*batch"]:
         """Read a script's actions as the action space means them."""
