@@ -102,11 +102,13 @@ class Collector:
     def __init__(self, world: World, policy: LSTMWrapper, *, length: int, horizon: int, seed: int) -> None:
         self.world, self.policy = world, policy
         self.length, self.horizon, self.seed = length, horizon, seed
+        policy.require_bound(world.spec)
         policy.store.open({0: world.agents})
         self._pending = world.reset()
         self._clock = 0
         self._agent = torch.arange(world.agents, device=self._pending.reward.device)
-        self._steps: TensorDict | None = None
+        self._steps = self._room()
+        _require_as_told(self._pending.obs, self._steps["env_obs"])
         zeros = torch.zeros_like(self._pending.reward)
         self.episodes = EpisodeStatistics(zeros, zeros.clone())
 
@@ -118,9 +120,7 @@ class Collector:
             if t % self.horizon == 0:
                 entries.append(self._state().clone())
             lived = self._live_one_step()
-            self._steps = self._room_for(lived) if self._steps is None else self._steps
             self._steps[:, t] = lived
-        assert self._steps is not None, "a rollout has at least one step"
         truncated = self._steps["truncateds"].any() | self._pending.truncated.any()
         if self.world.spec.truncates == "never" and bool(truncated):
             raise ContractError(
@@ -129,11 +129,14 @@ class Collector:
         entry = cast("TensorDict", torch.stack(entries, dim=1))
         return self._cut(self._steps, entry, version)
 
-    def _room_for(self, lived: TensorDict) -> TensorDict:
+    def _room(self) -> TensorDict:
+        """Make room for a rollout."""
+        step = self.policy.get_agent_experience_spec()
+        step["last_values"] = torch.zeros_like(step["values"])
         size = (self.world.agents, self.length)
         room = {
             key: torch.zeros(*size, *leaf.shape[1:], dtype=leaf.dtype, device=leaf.device)
-            for key, leaf in lived.items()
+            for key, leaf in step.items()
         }
         return TensorDict(room, batch_size=size)
 
@@ -152,9 +155,8 @@ class Collector:
         self._pending = self.world.step(td["actions"])
         self._clock += 1
         self.episodes.saw(self._pending)
-        lived = td.exclude("training_env_id_start", "draws", "bptt", "batch", "full_log_probs")
-        lived["last_values"] = last_values
-        return lived
+        td["last_values"] = last_values
+        return td.select(*self._steps.keys())
 
     def _last_values(self, step: Step) -> Tensor:
         """Value the last observations of truncated episodes, with the state before clearing."""
@@ -207,6 +209,15 @@ class Collector:
         later["values"] = self._worth(steps, after).unflatten(1, shape)[:, 1:, 0]
         tail = torch.cat([later, after[:, None]], dim=1)
         return Segments(rows.flatten(0, 1), entry.flatten(0, 1), tail.flatten(0, 1), version)
+
+
+def _require_as_told(obs: Tensor, room: Tensor) -> None:
+    """Refuse observations that are not what the spec says: stored otherwise, they would replay otherwise."""
+    if obs.shape[1:] != room.shape[2:] or obs.dtype != room.dtype:
+        raise ContractError(
+            f"The world's spec says observations are {list(room.shape[2:])} {room.dtype}; "
+            f"those of reset() are {list(obs.shape[1:])} {obs.dtype}."
+        )
 
 
 def _last_valid_value(steps: TensorDict) -> Float[Tensor, " A"]:

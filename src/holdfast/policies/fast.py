@@ -16,7 +16,7 @@ class Fast(RecurrentPolicy):
         super().__init__(128, hidden_size, num_layers, **memory)
         self.encoder = BoxEncoder(spec.features, spec.window, size=128)
         self.critic = Critic(hidden_size)
-        self.actor = BilinearActor(hidden_size, len(spec.action_names))
+        self.actor = BilinearActor(hidden_size, spec.action_names)
 
     def encode(self, obs: UInt8[Tensor, "N M 3"]) -> Float[Tensor, "N D"]:
         """Encode tokens."""

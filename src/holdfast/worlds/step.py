@@ -37,6 +37,8 @@ class Feature:
 
     name: str
     normalization: float
+    id: int | None = None
+    """What tokens call it in this world; none: its place in the list."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class WorldSpec:
     obs_shape: tuple[int, ...]
     action_names: tuple[str, ...]
     features: tuple[Feature, ...] = ()
-    """The token features in the order of their ids."""
+    """The token features there are."""
     window: tuple[int, int] = (11, 11)
     """Rows and columns of the egocentric window that token locations point into."""
     truncates: Truncates = "never"
@@ -55,6 +57,34 @@ class WorldSpec:
     """The best mean return there is."""
     best_return_without_memory: float | None = None
     """The best mean return of a policy that sees only the present observation."""
+
+    def __post_init__(self) -> None:
+        """Refuse words that mean two things."""
+        for what, words in (
+            ("action", self.action_names),
+            ("feature", [feature.name for feature in self.features]),
+            ("feature id", self.feature_ids),
+        ):
+            twice = sorted({str(word) for word in words if list(words).count(word) > 1})
+            if twice:
+                raise ContractError(f"The world has the {what} {', '.join(twice)} more than once.")
+        if self.feature_ids and not 0 <= min(self.feature_ids) <= max(self.feature_ids) < 255:
+            raise ContractError(
+                f"The world has {len(self.features)} features with ids up to {max(self.feature_ids)}; "
+                "ids go from 0 to 254."
+            )
+
+    @property
+    def words(self) -> tuple[object, ...]:
+        """All that a policy is bound to: worlds with the same words need no translation."""
+        return self.obs_shape, self.action_names, self.features, self.window
+
+    @property
+    def feature_ids(self) -> tuple[int, ...]:
+        """What tokens call each feature."""
+        return tuple(
+            place if feature.id is None else feature.id for place, feature in enumerate(self.features)
+        )
 
 
 @runtime_checkable
