@@ -19,7 +19,7 @@ def test_cells_are_found_by_name_and_by_path():
     ("name", "told"),
     [
         ("gruu", "did you mean gru"),
-        ("holdfast.memory.gru:plan_slots", "not a subclass of holdfast.memory.Cell"),
+        ("holdfast.memory.slots:plan_slots", "not a subclass of holdfast.memory.Cell"),
         ("holdfast.nowhere:GRU", "policy.memory=holdfast.nowhere:GRU"),
     ],
 )
