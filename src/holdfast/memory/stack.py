@@ -58,7 +58,7 @@ class Stack(Cell):
             y_B1H, after = self._dense(x[:, None], entry)
             if valid is None:
                 return y_B1H[:, 0], after
-            return torch.where(valid[:, None], y_B1H[:, 0], 0.0), select_rows(valid, after, entry)
+            return torch.where(valid[:, None], y_B1H[:, 0], 0.0), select_rows(valid, after, entry.detach())
         if not clear[:, 1:].any() and (valid is None or valid.all()):
             return self._dense(x, entry)
         return self._in_slots(x, entry, clear, torch.ones_like(clear) if valid is None else valid)
