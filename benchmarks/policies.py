@@ -136,9 +136,8 @@ def main() -> None:
     else:
         torch.backends.cudnn.allow_tf32 = False
     found = {}
-    print(
-        f"torch {torch.__version__}, {asked.device}, {asked.rows} x {T} steps, {TOKENS} tokens; ms forward / forward+backward"
-    )
+    size = f"{asked.rows} x {T} steps, {TOKENS} tokens"
+    print(f"torch {torch.__version__}, {asked.device}, {size}; ms forward / forward + backward")
     for name in asked.policy or POLICIES:
         found[name] = measure(name, asked.device, asked.rows, asked.repeats)
         told = "  ".join(f"{part} {one:.1f}/{both:.1f}" for part, (one, both) in found[name].items())
