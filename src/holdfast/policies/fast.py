@@ -12,6 +12,8 @@ from holdfast.worlds.step import WorldSpec
 class Fast(RecurrentPolicy):
     """Tokens -> box -> two convolutions -> LSTM -> actor and critic."""
 
+    any_length = True
+
     def __init__(self, spec: WorldSpec, hidden_size: int = 128, num_layers: int = 2, **memory: Any) -> None:
         super().__init__(128, hidden_size, num_layers, **memory)
         self.encoder = BoxEncoder(spec.features, spec.window, size=128)

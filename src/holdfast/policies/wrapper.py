@@ -26,6 +26,8 @@ class LSTMWrapper(nn.Module):
     `RecurrentPolicy`, write `encode` and `decode`, and have nothing to forget.
     """
 
+    any_length: bool = False
+    """Whether tokens may come without the padding that all rows end in: then less of it is computed."""
     hears_by_name: ClassVar[bool] = False
     """Whether observations and scores are translated when the policy lives in another world."""
 
