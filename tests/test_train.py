@@ -15,6 +15,7 @@ import holdfast
 from holdfast.cli import main
 from holdfast.config import Config, change
 from holdfast.keep import load_weights
+from holdfast.policies import POLICIES
 from holdfast.recipes import find_recipe
 from holdfast.report import METRICS
 from holdfast.train import build_policy, build_world
@@ -277,10 +278,18 @@ def words_of(keys):
     return [f"{key}={value}" for key, value in keys.items()]
 
 
-def test_the_seeds_command_trains(tmp_path):
+@pytest.mark.parametrize(
+    ("form", "agent"),
+    [
+        pytest.param(form, agent, marks=[] if (form, agent) == ("py_agent", "fast") else pytest.mark.slow)
+        for form in ("py_agent", "agent")
+        for agent in POLICIES
+    ],
+)
+def test_the_seeds_command_trains(tmp_path, form, agent):
     asked = [
-        "py_agent=fast",
-        "run=test_fast",
+        f"{form}={agent}",
+        f"run=test_{agent}",
         "trainer.total_timesteps=5000",
         "trainer.num_workers=2",
         "wandb=off",
@@ -295,14 +304,16 @@ def test_the_seeds_command_trains(tmp_path):
     assert told.returncode == 0, told.stderr
     assert told.stderr == ""
     assert "trainer.num_workers=2: recall is an embedded world and runs in this process" in told.stdout
-    assert told.stdout.splitlines()[-1] == f"results {tmp_path}/test_fast"
-    folder = tmp_path / "test_fast"
+    assert told.stdout.splitlines()[-1] == f"results {tmp_path}/test_{agent}"
+    folder = tmp_path / f"test_{agent}"
     assert [line["global_step"] for line in metrics_of(folder)] == [4096, 8192, 8192]
     assert all(line["memory/replay_error"] <= 1e-5 for line in metrics_of(folder)[:-1])
     assert f"command: holdfast train {' '.join(asked)}" in (folder / "command.txt").read_text()
     config = Config.model_validate_json((folder / "config.json").read_text())
-    assert (config.run, config.policy.name, config.trainer.num_workers) == ("test_fast", "fast", 2)
-    policy = holdfast.make_policy("fast", holdfast.make_world("recall", agents=1))
+    name = agent if form == "py_agent" else f"component:{agent}"
+    assert (config.run, config.policy.name, config.trainer.num_workers) == (f"test_{agent}", name, 2)
+    assert (folder / "agent.yaml").exists() == (form == "agent")
+    policy = holdfast.make_policy(name, holdfast.make_world("recall", agents=1))
     load_weights(policy, folder / "checkpoints" / "latest" / "model.safetensors")
 
 

@@ -2,7 +2,6 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-import holdfast
 from holdfast import make_policy, make_world
 from holdfast.check.bench import set_up
 from holdfast.check.laws import measure
@@ -121,14 +120,3 @@ def test_the_laws_that_are_quick_to_measure_hold():
     laws = list(measure(bench, ["cut", "replay", "isolate", "pure", "restore"]))
     assert {law.name: law.finding for law in laws if not law.ok} == {}
     assert len(laws) == 5
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("annotations_asleep")
-def test_all_laws_hold():
-    torch.manual_seed(0)
-    world = make_world("recall", agents=8)
-    laws = holdfast.check(Example(world.spec, hidden_size=16), world)
-    assert laws.ok, {name: law.finding for name, law in laws.items() if not law.ok}
-    assert len(laws) == 9
-    assert laws["carry"].measured > 0

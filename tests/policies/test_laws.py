@@ -1,0 +1,32 @@
+"""Slow: every policy in both forms, and with every memory, obeys every law."""
+
+import pytest
+
+import holdfast
+from holdfast import make_policy, make_world
+from holdfast.memory import CELLS
+from holdfast.policies import POLICIES
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("annotations_asleep")]
+FORMS = [*POLICIES, *(f"component:{name}" for name in POLICIES)]
+
+
+def require_all(laws):
+    assert laws.ok, {name: law.finding for name, law in laws.items() if not law.ok}
+    assert len(laws) == 9
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_every_policy_obeys_the_laws(name):
+    laws = holdfast.check(name)
+    require_all(laws)
+    assert laws["carry"].measured > 0
+
+
+@pytest.mark.parametrize("form", ["fast", "component:latent_attn_tiny"])
+@pytest.mark.parametrize("memory", [name for name in CELLS if name != "lstm"])
+def test_every_memory_obeys_the_laws_in_both_forms(form, memory):
+    world = make_world("recall", agents=8)
+    laws = holdfast.check(make_policy(form, world, seed=0, memory=memory, hidden_size=24), world)
+    require_all(laws)
+    assert (laws["carry"].worst.about == "n/a") == (memory == "none")
