@@ -293,3 +293,14 @@ def test_more_features_than_ids_are_told():
     with pytest.raises(ContractError, match="256 features; ids name at most 255"):
         TokenFront(FEATURES[:1] * 256, WINDOW, 8, 8)
     TokenFront(FEATURES[:1] * 255, WINDOW, 8, 8)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_newborn_says_nothing_to_nothing_and_little_to_all_else(kind):
+    torch.manual_seed(0)
+    encoder = AttentionEncoder(FEATURES, WINDOW, kind.sizes, out=128)
+    with torch.no_grad():
+        assert encoder(rows_of([], tokens=9)).abs().max() < 1e-6
+        seen = encoder(rows_of([(0x45, 3, 4)], [(0x45, 5, 6)]))
+    assert 0.005 < (seen[0] - seen[1]).norm() < 2
+    assert 0.005 < seen.norm(dim=-1).max() < 2

@@ -9,13 +9,17 @@ from torch.nn import functional
 
 from holdfast.errors import ContractError
 from holdfast.policies.binding import ByName
+from holdfast.policies.encoders import orthogonal
 from holdfast.shapes import Bool, Float, Tensor, UInt8
 from holdfast.worlds.step import Feature
-from holdfast.worlds.tokens import GLOBAL, PADDING, shorten
+from holdfast.worlds.tokens import GLOBAL, PADDING, empty, shorten
 
 FUSED = "cpu"
 """Where torch's fused norm and attention are the fastest for rows as narrow as ours."""
-EMBEDDING_STD = 0.02
+EMBEDDING_STD = 1.0
+"""As large as the Fourier numbers beside it; at 0.02 features drown in them, and are not told apart."""
+ENCODING_GAIN = 0.1
+"""Makes newborn encodings about as small as those of a box; see `quieten`."""
 SIZE = 32
 """Numbers of a query and of whatever it gathers."""
 
@@ -159,10 +163,11 @@ class CrossLayer(nn.Module):
         super().__init__()
         self.heads = heads
         self.norm1 = Norm(size)
-        self.query = nn.Linear(size, size, bias=False)
-        self.out = nn.Linear(size, size)
+        self.query = orthogonal(nn.Linear(size, size, bias=False))
+        self.out = orthogonal(nn.Linear(size, size))
         self.norm2 = Norm(size)
-        self.mlp = nn.Sequential(nn.Linear(size, 4 * size), nn.GELU(), nn.Linear(4 * size, size))
+        wide, narrow = nn.Linear(size, 4 * size), nn.Linear(4 * size, size)
+        self.mlp = nn.Sequential(orthogonal(wide), nn.GELU(), orthogonal(narrow))
 
     def forward(
         self,
@@ -198,10 +203,10 @@ class CrossAttention(nn.Module):
         self.heads, self.use_cls = heads, use_cls
         self.queries = nn.Parameter(nn.init.trunc_normal_(torch.empty(1, queries, size), std=0.02))
         self.norm_tokens = Norm(token_size)
-        self.key_value = nn.Linear(token_size, 2 * size, bias=False)
+        self.key_value = orthogonal(nn.Linear(token_size, 2 * size, bias=False))
         self.layers = nn.ModuleList(CrossLayer(size, heads) for _ in range(layers))
         self.norm = Norm(size)
-        self.out = nn.Identity() if out is None else nn.Linear(size, out)
+        self.out = nn.Identity() if out is None else orthogonal(nn.Linear(size, out))
 
     def forward(
         self, tokens: Float[Tensor, "N M D"], visible: Bool[Tensor, "N M"]
@@ -224,8 +229,8 @@ class SelfLayer(nn.Module):
         super().__init__()
         self.heads = heads
         self.norm = Norm(size)
-        self.query_key_value = nn.Linear(size, 3 * size, bias=False)
-        self.out = nn.Linear(size, size)
+        self.query_key_value = orthogonal(nn.Linear(size, 3 * size, bias=False))
+        self.out = orthogonal(nn.Linear(size, size))
 
     def forward(self, x: Float[Tensor, "N K D"], answers: int) -> Float[Tensor, "N answers D"]:
         """Let the first `answers` of `[N,K,D]` look at all."""
@@ -243,7 +248,7 @@ class SelfAttention(nn.Module):
         self.cls = nn.Parameter(torch.randn(1, 1, size))
         self.layers = nn.ModuleList(SelfLayer(size, heads) for _ in range(layers))
         self.norm = Norm(size)
-        self.out = nn.Linear(size, out)
+        self.out = orthogonal(nn.Linear(size, out))
 
     def forward(self, x: Float[Tensor, "N K D"]) -> Float[Tensor, "N out"]:
         """Say in one vector what `[N,K,D]` say."""
@@ -252,6 +257,19 @@ class SelfAttention(nn.Module):
             # Of the last layer only one answer is read.
             x = layer(x, 1 if layer is self.layers[-1] else x.shape[1])
         return self.out(self.norm(x[:, 0]))
+
+
+@torch.no_grad()
+def quieten(part: CrossAttention | SelfAttention, *nothing: Tensor) -> None:
+    """Let a newborn say zeros to an observation of nothing, and small numbers to all others.
+
+    Boxes do so by themselves. The last norm would make every encoding 6.5 long, that of nothing too: a
+    drive that never ends fills an LSTM's cells (norm 5, of which a cue moves 0.03), and each step of the
+    optimiser moves them all at once.
+    """
+    if isinstance(part.out, nn.Linear):
+        part.out.weight.mul_(ENCODING_GAIN)
+        part.out.bias.zero_().sub_(part(*nothing).flatten(0, -2)[0])
 
 
 class AttentionEncoder(nn.Module):
@@ -275,6 +293,11 @@ class AttentionEncoder(nn.Module):
         self.self_attention = (
             None if alone else SelfAttention(SIZE, heads=sizes.heads, layers=sizes.self_layers, out=out)
         )
+        with torch.no_grad():
+            nothing = self.front(empty(1, 1, self.front.codes.device))
+            quieten(self.cross_attention, *nothing)
+            if self.self_attention is not None:
+                quieten(self.self_attention, self.cross_attention(*nothing))
 
     def forward(self, obs: UInt8[Tensor, "N M 3"]) -> Float[Tensor, "N D"]:
         """Encode `[N,M,3]` tokens."""

@@ -66,7 +66,7 @@ class ComponentPolicy(PurePolicy):
         self.stages = _stages(graph, memories)
         self.any_length = graph.nodes[OBS].kind.any_length
         _connect(graph, self.components)
-        self._try_out(spec)
+        self._try_out(spec, built)
 
     def run_stage(self, number: int, known: Mapping[str, Any]) -> dict[str, Any]:
         """Let the components that remember nothing think, up to the next ones that do."""
@@ -104,8 +104,8 @@ class ComponentPolicy(PurePolicy):
         return thoughts, cell.join(after) if isinstance(cell, Bundle) else after[CORE]
 
     @torch.no_grad()
-    def _try_out(self, spec: WorldSpec) -> None:
-        """Show every component something once: a shape that was told must be the shape that comes."""
+    def _try_out(self, spec: WorldSpec, built: Mapping[str, Component]) -> None:
+        """Show every component nothing, once: a shape that was told must be the shape that comes."""
         fill = PADDING if spec.features else 0
         dtype = torch.uint8 if spec.features else torch.float32
         known: dict[str, Any] = {WORLD: torch.full((2, *spec.obs_shape), fill, dtype=dtype)}
@@ -113,8 +113,10 @@ class ComponentPolicy(PurePolicy):
             if issubclass(node.kind, Memory):
                 known[name] = torch.zeros(2, *(size or 0 for size in self.shapes[name]))
                 continue
-            inputs = (known[source] for source in ([WORLD] if name == OBS else node.sources))
+            inputs = [known[source] for source in ([WORLD] if name == OBS else node.sources)]
             try:
+                if name in self.stages[0][0]:
+                    built[name].begin(*inputs)
                 known[name] = self.components[name](*inputs)
             except BROKEN as error:
                 raise self.graph.wrong(f"it fails: {' '.join(str(error).split())}", name) from error

@@ -37,6 +37,9 @@ class Component(nn.Module, ABC):
     def build(self, sources: Sequence[Shape], spec: WorldSpec) -> Shape:
         """Make the layers that fit the sources, and tell the shape of the output."""
 
+    def begin(self, *nothing: Any) -> None:
+        """Hear what the sources say to an observation of nothing, before anything is learnt."""
+
 
 def make_component(kind: type[Component], options: Mapping[str, Any]) -> Component:
     """Make a component from its options; wrong ones are told by name."""

@@ -1,7 +1,7 @@
 """What reads tokens, as components: the box, the token vectors, and attention over them."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from holdfast.errors import ContractError
 from holdfast.policies import attention, encoders
@@ -87,6 +87,10 @@ class LatentAttention(Component):
         size = self.out or self.sizes["size"]
         return (size,) if self.use_cls else (self.sizes["queries"], size)
 
+    def begin(self, *nothing: Any) -> None:
+        """Say zeros to an observation of nothing, if this is where encodings come out."""
+        attention.quieten(self.attention, *nothing[0])
+
     def forward(self, seen: Vectors) -> Float[Tensor, "N *K out"]:
         """Gather from the tokens of each observation."""
         return self.attention(seen.tokens, seen.visible)
@@ -106,6 +110,10 @@ class SelfAttention(Component):
             raise ContractError(f"vectors of {size} cannot be shared by {self.heads} heads")
         self.attention = attention.SelfAttention(size, heads=self.heads, layers=self.layers, out=self.out)
         return (self.out,)
+
+    def begin(self, *nothing: Any) -> None:
+        """Say zeros to an observation of nothing."""
+        attention.quieten(self.attention, *nothing)
 
     def forward(self, x: Float[Tensor, "N K D"]) -> Float[Tensor, "N out"]:
         """Say in one vector what the vectors of each row say."""
