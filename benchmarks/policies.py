@@ -1,9 +1,10 @@
 """What each part of each policy costs: token front, encoder, memory, heads; forward, and forward + backward.
 
 The policies are timed as graphs, since these name their parts; classes do the same work. One minibatch of
-`--rows` segments of 64 steps, 200 tokens of which a share is padding; medians, milliseconds:
+`--rows` segments of 64 steps: 200 tokens, of which 60 to 120 are there; what is padding in all rows was left
+out by the collector (`--whole`: was not). Medians, milliseconds:
 
-    python benchmarks/policies.py [--device cuda] [--rows 256] [--json FILE]
+    python benchmarks/policies.py [--device cuda] [--rows 256] [--whole] [--json FILE]
 """
 
 import argparse
@@ -17,7 +18,7 @@ from holdfast.policies import POLICIES, ComponentPolicy
 from holdfast.policies.component_policy import WORLD
 from holdfast.policies.graph import CORE, OBS
 from holdfast.worlds import Feature, WorldSpec
-from holdfast.worlds.tokens import PADDING
+from holdfast.worlds.tokens import PADDING, shorten
 
 T = 64
 TOKENS = 200
@@ -104,10 +105,10 @@ def run_nodes(policy: ComponentPolicy, names, known: dict) -> list:
     return [known[name] for name in names]
 
 
-def measure(name: str, device: str, rows: int, repeats: int) -> dict[str, list[float]]:
+def measure(name: str, obs: torch.Tensor, repeats: int) -> dict[str, list[float]]:
     """Milliseconds of each part: forward, and forward with backward."""
+    device, rows, found = obs.device.type, len(obs) // T, {}
     policy = ComponentPolicy(SPEC, name).to(device)
-    obs, found = some_obs(rows * T, device), {}
     for part, run in parts_of(policy, obs, rows).items():
 
         def forward(run=run):
@@ -131,6 +132,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--policy", action="append", choices=list(POLICIES))
+    parser.add_argument("--whole", action="store_true", help="keep all padding")
     parser.add_argument("--json")
     asked = parser.parse_args()
     if asked.device == "cpu":
@@ -138,10 +140,12 @@ def main() -> None:
     else:
         torch.backends.cudnn.allow_tf32 = False
     found = {}
-    size = f"{asked.rows} x {T} steps, {TOKENS} tokens"
+    obs = some_obs(asked.rows * T, asked.device)
+    obs = obs if asked.whole else shorten(obs)
+    size = f"{asked.rows} x {T} steps, {obs.shape[1]} tokens"
     print(f"torch {torch.__version__}, {asked.device}, {size}; ms forward / forward + backward")
     for name in asked.policy or POLICIES:
-        found[name] = measure(name, asked.device, asked.rows, asked.repeats)
+        found[name] = measure(name, obs, asked.repeats)
         told = "  ".join(f"{part} {one:.1f}/{both:.1f}" for part, (one, both) in found[name].items())
         print(f"{name:<18} {told}", flush=True)
     if asked.json:
