@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from holdfast.errors import ContractError
 from holdfast.experience import Collector, value_of
 from holdfast.policies import make_policy
-from holdfast.policies.template import sample
+from holdfast.policies.actions import sample
 from holdfast.worlds import draws, make_world
 from scripted import Scripted, make_reader, random_script
 

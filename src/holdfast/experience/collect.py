@@ -1,7 +1,7 @@
 """Collecting: the world speaks, the policy answers, and what was lived becomes segments."""
 
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 
 import torch
 from tensordict import TensorDict
@@ -10,8 +10,10 @@ from holdfast.errors import ContractError
 from holdfast.experience.segments import Segments
 from holdfast.experience.worth import shift_in, worth_before
 from holdfast.policies import LSTMWrapper
-from holdfast.shapes import Bool, Float, Shaped, Tensor
-from holdfast.worlds import Step, World, draws
+from holdfast.policies.actions import actions_of, require_fit
+from holdfast.shapes import Bool, Float, Tensor
+from holdfast.worlds import Step, World
+from holdfast.worlds.seen import Seen
 
 TAIL_KEYS = ("rewards", "dones", "truncateds", "values", "last_values")
 
@@ -38,18 +40,18 @@ def as_batch(step: Step, start: int, uniform: Tensor) -> TensorDict:
 def value_of(
     policy: LSTMWrapper,
     state: TensorDict,
-    obs: Shaped[Tensor, "A ..."],
+    obs: Seen,
     first: Bool[Tensor, " A"],
     trial: Bool[Tensor, " A"],
     valid: Bool[Tensor, " A"] | None = None,
 ) -> Float[Tensor, " A"]:
     """Ask what observations are worth, given a state. Nothing advances: it is a replay."""
-    batch = {"env_obs": obs, "first": first, "trial": trial}
+    batch: dict[str, Any] = {"env_obs": obs, "first": first, "trial": trial}
     if valid is not None:
         batch["valid"] = valid
-    batch["draws"] = torch.zeros(len(obs), device=obs.device)
+    batch["draws"] = policy.actions.idle(len(first), first.device)
     with torch.no_grad(), policy.replay(state):
-        return policy(TensorDict(batch, batch_size=[len(obs)]))["values"]
+        return policy(TensorDict(batch, batch_size=first.shape))["values"]
 
 
 @dataclass
@@ -102,6 +104,7 @@ class Collector:
     def __init__(self, world: World, policy: LSTMWrapper, *, length: int, horizon: int, seed: int) -> None:
         self.world, self.policy = world, policy
         self.length, self.horizon, self.seed = length, horizon, seed
+        self._actions = actions_of(world.spec)
         policy.store.open({0: world.agents})
         self._pending = world.reset()
         self._clock = 0
@@ -130,12 +133,7 @@ class Collector:
         return self._cut(self._steps, entry, version)
 
     def _room_for(self, lived: TensorDict) -> TensorDict:
-        size = (self.world.agents, self.length)
-        room = {
-            key: torch.zeros(*size, *leaf.shape[1:], dtype=leaf.dtype, device=leaf.device)
-            for key, leaf in lived.items()
-        }
-        return TensorDict(room, batch_size=size)
+        return lived.unsqueeze(1).expand(self.world.agents, self.length).clone().zero_()
 
     def _state(self) -> TensorDict:
         return self.policy.store.read(0, self.world.agents)
@@ -143,16 +141,14 @@ class Collector:
     def _live_one_step(self) -> TensorDict:
         step = self._pending
         last_values = self._last_values(step)
-        uniform = draws.uniform(self.seed, draws.STREAM_ACTION, self._agent, self._clock)
-        td = self.policy(as_batch(step, 0, uniform))
-        scored, there = td["full_log_probs"].shape[-1], len(self.world.spec.action_names)
-        if scored != there:
-            raise ContractError(f"The policy scores {scored} actions; the world has {there}.")
+        mine = self.policy.actions
+        td = self.policy(as_batch(step, 0, mine.uniform(self.seed, self._agent, self._clock)))
+        require_fit(mine, td[mine.key].shape[-1], self._actions)
         self.episodes.acted(step.valid)
         self._pending = self.world.step(td["actions"])
         self._clock += 1
         self.episodes.saw(self._pending)
-        lived = td.exclude("training_env_id_start", "draws", "bptt", "batch", "full_log_probs")
+        lived = td.exclude("training_env_id_start", "draws", "bptt", "batch", mine.key)
         lived["last_values"] = last_values
         return lived
 

@@ -49,14 +49,15 @@ def evaluate(
     # Moving a copy to where it is lays its weights end to end again, as cuDNN wants them.
     player = copy.deepcopy(policy).eval().to(step.reward.device)
     player.store.open({0: world.agents})
-    total, idle = torch.zeros_like(step.reward), torch.zeros_like(step.reward)
+    total, told = torch.zeros_like(step.reward), player.actions
+    idle = told.idle(world.agents, step.reward.device)
     finished = torch.zeros_like(step.reward, dtype=torch.long)
     since = torch.zeros_like(finished)
     returns = step.reward.new_zeros(world.agents, share + 1)
     while int(finished.min()) < share:
         if memory == "cleared":
             player.reset_memory()
-        actions = player(as_batch(step, 0, idle))["full_log_probs"].argmax(-1)
+        actions = told.greedy(player(as_batch(step, 0, idle))[told.key])
         acted, step = step.valid, world.step(actions)
         total += torch.where(acted, step.reward, 0.0)
         ended = step.terminated | step.truncated

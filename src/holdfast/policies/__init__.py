@@ -7,6 +7,7 @@ import torch
 
 from holdfast.errors import ConfigError, did_you_mean
 from holdfast.named import find_named
+from holdfast.policies.actions import Actions, actions_of
 from holdfast.policies.example import Example
 from holdfast.policies.fast import Fast
 from holdfast.policies.latent_attn import LatentAttnMed, LatentAttnSmall, LatentAttnTiny
@@ -16,6 +17,7 @@ from holdfast.worlds.step import World
 
 __all__ = [
     "POLICIES",
+    "Actions",
     "Example",
     "Fast",
     "LSTMWrapper",
@@ -24,6 +26,7 @@ __all__ = [
     "LatentAttnTiny",
     "RecurrentPolicy",
     "Thoughts",
+    "actions_of",
     "make_policy",
 ]
 

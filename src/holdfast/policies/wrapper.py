@@ -9,6 +9,7 @@ from torch import nn
 from holdfast.errors import ContractError
 from holdfast.memory import LiveStore, MemoryInit, make_cell
 from holdfast.memory.time_major import LeafBySlice, TimeMajorLSTM, from_pair, to_pair
+from holdfast.policies.actions import Actions, Categorical
 from holdfast.policies.clock import ClearOn, clears, slice_start
 from holdfast.shapes import Tensor
 
@@ -22,6 +23,9 @@ class LSTMWrapper(nn.Module):
     `_store_lstm_state`; leaving one out is an error, at the latest in the next call. Better: inherit
     `RecurrentPolicy`, write `encode` and `decode`, and have nothing to forget.
     """
+
+    actions: Actions = Categorical()
+    """What the scores mean. For MultiDiscrete and Box actions set `self.actions = actions_of(spec)`."""
 
     def __init__(
         self,
