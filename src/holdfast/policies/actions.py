@@ -195,10 +195,14 @@ class Gaussian(Actions):
         mean, log_deviation = scores.chunk(2, -1)
         return torch.cat([mean, log_deviation.clamp(*LOG_DEVIATIONS)], -1)
 
+    @torch.no_grad()
     def sample(
         self, told: Float[Tensor, "*batch told"], uniform: Float[Tensor, "*batch k"]
     ) -> Float[Tensor, "*batch k"]:
-        """Draw m + s sqrt(2) erfinv(2u - 1), with u in the middle of its 2^-24."""
+        """Draw m + s sqrt(2) erfinv(2u - 1), with u in the middle of its 2^-24.
+
+        Without a graph: an action is what was done, and its likelihood must not feel that it follows m.
+        """
         mean, log_deviation = told.chunk(2, -1)
         point = 2 * uniform.to(torch.promote_types(told.dtype, torch.float32)) - 1 + 2.0**-24
         normal = math.sqrt(2) * torch.erfinv(point.clamp(-NEAREST_TO_ONE, NEAREST_TO_ONE))
