@@ -54,6 +54,7 @@ def test_a_large_whole_number_keeps_every_digit():
         ("policy", "my.module:Policy", "policy.name", "my.module:Policy"),
         ("py_agent", "auto", "policy.name", "auto"),
         ("py_agent", "auto.py", "policy.name", "auto"),
+        ("agent", "fast", "policy.name", "component:fast"),
     ],
 )
 def test_other_words_for_a_key_are_understood(word, value, key, meant):
@@ -61,13 +62,7 @@ def test_other_words_for_a_key_are_understood(word, value, key, meant):
     assert lookup(change(BASE, {word: value}), key) == meant
 
 
-def test_a_component_graph_is_refused_with_the_word_that_works():
-    line = told({"agent": "fast"})
-    assert line.startswith("agent=fast asks for a component graph")
-    assert line.endswith("py_agent=fast is the policy as a class.")
-
-
-@pytest.mark.parametrize("again", ["policy.name", "py_agent"])
+@pytest.mark.parametrize("again", ["policy.name", "py_agent", "agent"])
 def test_a_key_given_under_two_names_is_refused(again):
     line = told({"policy": "fast", again: "auto"})
     assert line == f"{again}=auto says policy.name a second time; which one is meant?"

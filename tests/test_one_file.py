@@ -44,9 +44,9 @@ NAMES = {
     "critic.fc1": "critic1",
     "critic.fc2": "critic2",
     "actor.fc1": "actor",
-    "actor.weight": "bilinear",
-    "actor.bias": "bias",
-    "actor.embeddings.weight": "embeddings",
+    "actor.scores.weight": "bilinear",
+    "actor.scores.bias": "bias",
+    "actor.embeddings.table.weight": "embeddings",
 }
 """Whole names, or layers whose `weight` and `bias` are called so on both sides."""
 
@@ -71,14 +71,15 @@ def oracle_name(name):
 
 def as_oracle(name, tensor):
     """The library keeps the bilinear form's weight as `[1,512,16]`, the oracle as a matrix."""
-    return tensor[0] if name == "actor.weight" else tensor
+    return tensor[0] if name == "actor.scores.weight" else tensor
 
 
 def carry_over(policy, cues):
     """Build the oracle's net with the policy's weights; every name of both must be used once."""
-    net = oracle.Net(cues).to(policy.actor.bias.dtype)
-    tensors = {oracle_name(name): as_oracle(name, leaf) for name, leaf in policy.state_dict().items()}
-    assert len(tensors) == len(policy.state_dict())
+    net = oracle.Net(cues).to(policy.actor.scores.bias.dtype)
+    weights = {name: leaf for name, leaf in policy.state_dict().items() if not name.startswith("binding.")}
+    tensors = {oracle_name(name): as_oracle(name, leaf) for name, leaf in weights.items()}
+    assert len(tensors) == len(weights)
     net.load_state_dict(tensors, strict=True)
     return net
 
@@ -155,7 +156,7 @@ def relative_gradients_apart(policy, net):
     shares = {}
     for name, ours, theirs in pairs(policy, net):
         scale = float(theirs.grad.abs().max())
-        if name == "actor.bias":
+        if name == "actor.scores.bias":
             # It moves all scores alike, which softmax does not see: its true gradient is 0.
             assert scale <= 1e-6 * largest
             scale = largest
@@ -216,11 +217,11 @@ def test_both_nets_are_born_alike():
     for name, ours, theirs in pairs(policy, net):
         mine = as_oracle(name, ours.detach())
         assert mine.shape == theirs.shape, name
-        if name in ("actor.weight", "actor.bias"):
+        if name in ("actor.scores.weight", "actor.scores.bias"):
             bound = 512**-0.5
             assert mine.abs().max() <= bound
             assert theirs.abs().max() <= bound
-        elif name == "actor.embeddings.weight":
+        elif name == "actor.embeddings.table.weight":
             assert mine.abs().max().item() == pytest.approx(0.1)
             assert theirs.abs().max().item() == pytest.approx(0.1)
             spread = torch.linalg.svdvals(theirs.detach())

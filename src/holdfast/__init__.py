@@ -3,17 +3,32 @@
 from holdfast import subjects
 from holdfast.check import check
 from holdfast.errors import ConfigError, ContractError, HoldfastError
-from holdfast.policies import Fast, LSTMWrapper, RecurrentPolicy, make_policy
+from holdfast.policies import (
+    ComponentPolicy,
+    Example,
+    Fast,
+    LatentAttnMed,
+    LatentAttnSmall,
+    LatentAttnTiny,
+    LSTMWrapper,
+    RecurrentPolicy,
+    make_policy,
+)
 from holdfast.train import Run, train
 from holdfast.version import __version__
 from holdfast.worlds import Step, World, make_world
 
 __all__ = [
+    "ComponentPolicy",
     "ConfigError",
     "ContractError",
+    "Example",
     "Fast",
     "HoldfastError",
     "LSTMWrapper",
+    "LatentAttnMed",
+    "LatentAttnSmall",
+    "LatentAttnTiny",
     "RecurrentPolicy",
     "Run",
     "Step",

@@ -38,12 +38,20 @@ class Policy(_Knobs):
     """The network."""
 
     name: str = Field(
-        default="auto", description="auto (by the observations), fast, or your own package.module:Class"
+        default="auto",
+        description="auto (by the observations), fast, latent_attn_tiny, latent_attn_small, latent_attn_med, "
+        "example, component:NAME (the same as graphs), or your own package.module:Class",
     )
-    hidden_size: Count = Field(default=128, ge=1, description="numbers a layer remembers")
-    num_layers: Count = Field(default=2, ge=1, description="layers of memory")
+    hidden_size: Annotated[Count | None, BeforeValidator(optional)] = Field(
+        default=None, ge=1, description="numbers a layer remembers; none: as many as the policy has by itself"
+    )
+    num_layers: Annotated[Count | None, BeforeValidator(optional)] = Field(
+        default=None, ge=1, description="layers of memory; none: as many as the policy has by itself"
+    )
     memory: str = Field(
-        default="lstm", description="what remembers: lstm, gru, minlstm, none, or package.module:Class"
+        default="auto",
+        description="what remembers: auto (the policy's own, an lstm), lstm, gru, minlstm, none, or "
+        "package.module:Class",
     )
     memory_init: Literal["standard", "original"] = Field(
         default="standard", description="standard: forget bias 1, others 0; original: all biases 1"
@@ -231,10 +239,7 @@ def _canonical(key: str, value: Any) -> tuple[str, Any]:
     if key == "py_agent":
         return "policy.name", str(value).removesuffix(".py")
     if key == "agent":
-        raise ConfigError(
-            f"agent={value} asks for a component graph, which this version does not build; "
-            f"py_agent={value} is the policy as a class."
-        )
+        return "policy.name", f"component:{value}"
     return key, value
 
 

@@ -16,7 +16,7 @@ from holdfast.errors import ConfigError
 from holdfast.experience import Collector, evaluate
 from holdfast.keep import RunFolder, create_folder, listening_for_stop
 from holdfast.learn import update
-from holdfast.policies import LSTMWrapper, RecurrentPolicy, make_policy
+from holdfast.policies import LSTMWrapper, PurePolicy, make_policy
 from holdfast.recipes import DEFAULT, find_recipe
 from holdfast.report import MetricsFile, RunConsole, difference
 from holdfast.worlds import World, WorldSpec, make_world
@@ -53,7 +53,7 @@ def train(recipe: str = DEFAULT, overrides: Mapping[str, Any] | None = None, *, 
 def _run(base: Config, config: Config, device: torch.device, command: str) -> Run:
     world = build_world(config, device, agents=config.world.agents, seed=config.seed)
     policy = build_policy(config, world, device)
-    folder = create_folder(config, config.run or _name(config), command)
+    folder = create_folder(config, config.run or _name(config), command, policy)
     console = RunConsole(config.iterations * config.trainer.batch_size)
     _announce(console, base, config, folder)
     metrics: dict[str, int | float] = {"iteration": 0, "global_step": 0}
@@ -150,18 +150,21 @@ def build_world(config: Config, device: torch.device, *, agents: int, seed: int)
 def build_policy(config: Config, world: World, device: torch.device) -> LSTMWrapper:
     """Build the configured policy for a world."""
     knobs = config.policy
+    asked = {
+        "hidden_size": knobs.hidden_size,
+        "num_layers": knobs.num_layers,
+        "memory": None if knobs.memory == "auto" else knobs.memory,
+    }
     policy = make_policy(
         knobs.name,
         world,
         seed=config.seed,
-        hidden_size=knobs.hidden_size,
-        num_layers=knobs.num_layers,
-        memory=knobs.memory,
         memory_init=knobs.memory_init,
         clear_on=config.memory.clear_on,
+        **{key: value for key, value in asked.items() if value is not None},
     ).to(device)
     if knobs.compile:
-        if not isinstance(policy, RecurrentPolicy):
+        if not isinstance(policy, PurePolicy):
             raise ConfigError(f"policy.compile=true needs a RecurrentPolicy; {knobs.name} is none.")
         policy.compile_parts()
     return policy

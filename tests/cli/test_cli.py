@@ -137,10 +137,10 @@ def test_a_tracker_that_is_not_built_is_refused(refused):
     assert refused("wandb=online") == "wandb=online: input should be 'off'."
 
 
-def test_a_component_graph_is_refused_with_the_word_that_works(refused):
-    line = refused("agent=fast")
-    assert line.startswith("agent=fast asks for a component graph")
-    assert "py_agent=fast" in line
+def test_a_graph_that_is_not_there_is_told(refused):
+    line = refused("agent=fats")
+    assert line == "There is no component graph 'fats'; did you mean fast? Your own goes by its file."
+    assert "No such file" in refused("agent=configs/agent/mine.yaml")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

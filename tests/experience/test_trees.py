@@ -168,3 +168,43 @@ class Blurts(RecurrentPolicy):
 def test_a_policy_with_too_many_scores_is_told():
     with pytest.raises(ContractError, match=r"gives 3 scores; Gaussian\(count=1\) takes 2"):
         Collector(SayNumber(3), Blurts(), length=4, horizon=4, seed=0).rollout(0)
+
+
+def test_what_a_step_of_experience_holds_is_told_in_every_space():
+    for kind, action in ((SayNumberInATree, torch.float32), (NamePlace, torch.int64)):
+        world, policy = build(kind)
+        policy.bind(world.spec)
+        told = policy.get_agent_experience_spec()
+        lived = Collector(world, policy, length=4, horizon=4, seed=0).rollout(0).steps
+        for key in told.keys(True, True):
+            assert (told[key].shape[1:], told[key].dtype) == (lived[key].shape[2:], lived[key].dtype), key
+        assert told["actions"].dtype == action
+
+
+@pytest.mark.parametrize(
+    ("shown", "told"),
+    [
+        (lambda obs: obs["number"], r"observations are a TensorDict of asked, number; .* are a tensor"),
+        (lambda obs: obs.exclude("asked"), r"asked, number; those of reset\(\) are a TensorDict of number"),
+        (lambda obs: obs.apply(lambda leaf: leaf.float()), r"observations\['asked'\] are \[\] torch.int64; "),
+    ],
+)
+def test_a_world_that_shows_something_else_than_its_spec_is_refused(shown, told):
+    class Liar(SayNumberInATree):
+        def show(self, first, asked):
+            return shown(super().show(first, asked))
+
+    _, policy = build(SayNumberInATree)
+    with pytest.raises(ContractError, match=told):
+        Collector(Liar(3), policy, length=4, horizon=4, seed=0)
+
+
+def test_a_policy_is_not_bound_to_another_space():
+    _, policy = build(SayNumber)
+    policy.bind(SayNumber.spec)
+    policy.bind(replace(SayNumber.spec, truncates="always"), learn=False)
+    for key, space in (("action", spaces.Box(-1, 1, (2,))), ("observation", spaces.Box(-2, 2, (2,)))):
+        with pytest.raises(ContractError, match=r"This policy (reads|takes) Box.*now has Box"):
+            policy.bind(replace(SayNumber.spec, **{key: space}))
+    with pytest.raises(ContractError, match="Component graphs read one tensor and take named actions"):
+        make_policy("component:fast", SayNumber(1))

@@ -154,7 +154,7 @@ def test_live_memories_are_not_weights(run):
 
 def test_a_new_run_folder_says_what_was_asked(tmp_path):
     config = change(CONFIG, {"runs_dir": str(tmp_path / "deep" / "runs")})
-    made = create_folder(config, "name", "holdfast train seed=3")
+    made = create_folder(config, "name", "holdfast train seed=3", small_policy(0))
     assert made.path == tmp_path / "deep" / "runs" / "name"
     assert Config.model_validate_json((made.path / "config.json").read_text()) == config
     assert json.loads((made.path / "config.json").read_text())["world"]["delay"] == [2, 9]
@@ -167,7 +167,7 @@ def test_a_new_run_folder_says_what_was_asked(tmp_path):
 def test_a_folder_outside_any_repository_is_told_as_such(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    made = create_folder(change(CONFIG, {"runs_dir": str(tmp_path)}), "name", "x")
+    made = create_folder(change(CONFIG, {"runs_dir": str(tmp_path)}), "name", "x", small_policy(0))
     assert "commit: not in a git repository\n" in (made.path / "command.txt").read_text()
 
 
@@ -176,7 +176,7 @@ def test_a_folder_that_exists_is_never_touched(tmp_path):
     (tmp_path / "name").mkdir()
     (tmp_path / "name" / "mine").write_text("precious")
     (tmp_path / "name-2").write_text("a file")
-    made = [create_folder(config, "name", "x").path.name for _ in range(3)]
+    made = [create_folder(config, "name", "x", small_policy(0)).path.name for _ in range(3)]
     assert made == ["name-3", "name-4", "name-5"]
     assert os.listdir(tmp_path / "name") == ["mine"]
     assert (tmp_path / "name" / "mine").read_text() == "precious"
@@ -189,7 +189,7 @@ def test_a_place_that_cannot_be_written_is_told_with_the_key_to_set(tmp_path):
     with pytest.raises(
         ConfigError, match=r"Cannot write .*file/runs/name: Not a directory; set runs_dir=DIR"
     ):
-        create_folder(config, "name", "x")
+        create_folder(config, "name", "x", small_policy(0))
 
 
 def test_a_full_disk_is_told_and_what_was_saved_before_stays(tmp_path, monkeypatch):

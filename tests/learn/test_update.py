@@ -294,6 +294,10 @@ def test_a_row_cut_where_nobody_acts_has_the_advantages_of_the_whole_one():
 class Blinding(Scripted):
     """Five sensors, which say NaN to those who are not there."""
 
+    def __init__(self, *args, **flags):
+        super().__init__(*args, **flags)
+        self.spec = dataclasses.replace(self.spec, obs_shape=(5,))
+
     def say(self):
         told = super().say()
         seen = torch.sin(told.obs + torch.arange(5))

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 import holdfast
+from holdfast import named
 from holdfast.errors import ConfigError, ContractError
-from holdfast.memory import CELLS, GRU, LSTM, choose, find_cell, make_cell, register_cell
+from holdfast.memory import CELLS, GRU, LSTM, find_cell, make_cell, register_cell
 from small import OnlySpec, make_small
 
 
@@ -19,7 +20,7 @@ def test_cells_are_found_by_name_and_by_path():
     ("name", "told"),
     [
         ("gruu", "did you mean gru"),
-        ("holdfast.memory.gru:plan_slots", "not a subclass of holdfast.memory.Cell"),
+        ("holdfast.memory.gru:plan_slots", "not a subclass of holdfast.memory.cell.Cell"),
         ("holdfast.nowhere:GRU", "policy.memory=holdfast.nowhere:GRU"),
     ],
 )
@@ -36,7 +37,7 @@ def test_the_original_start_is_the_lstms_alone():
 
 
 def test_a_cell_of_ones_own_registers_and_gets_everything(monkeypatch, annotations_asleep):
-    monkeypatch.setattr(choose, "CELLS", dict(CELLS))
+    monkeypatch.setattr(CELLS, "_known", dict(CELLS))
 
     class Mine(holdfast.memory.Cell):
         """A decaying sum."""
@@ -74,11 +75,14 @@ def test_a_cell_of_ones_own_registers_and_gets_everything(monkeypatch, annotatio
 
 
 def test_other_packages_add_cells_by_entry_points(monkeypatch):
-    point = EntryPoint("theirs", "holdfast.memory.gru:GRU", choose.GROUP)
-    monkeypatch.setattr(choose, "entry_points", lambda group: [point] if group == choose.GROUP else [])
+    points = [EntryPoint(name, f"holdfast.memory.gru:{name}", CELLS.group) for name in ("GRU", "LOST")]
+    points.append(EntryPoint("theirs", "holdfast.memory.gru:GRU", CELLS.group))
+    monkeypatch.setattr(named, "entry_points", lambda group: points if group == CELLS.group else [])
     assert find_cell("theirs") is GRU
     with pytest.raises(ConfigError, match="theirs"):
         find_cell("their")
+    with pytest.raises(ConfigError, match=r"policy.memory=LOST: holdfast.memory.gru:LOST cannot be loaded"):
+        find_cell("LOST")
 
 
 @pytest.mark.parametrize("memory", ["gru", "minlstm", "none"])

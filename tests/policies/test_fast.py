@@ -40,8 +40,8 @@ def test_initial_weights_are_as_in_the_original():
     torch.testing.assert_close(wide.T @ wide, 2 * torch.eye(128), atol=1e-4, rtol=0)
     narrow = policy.encoder.fc2.weight
     torch.testing.assert_close(narrow.T @ narrow, torch.eye(128), atol=1e-4, rtol=0)
-    assert math.isclose(policy.actor.embeddings.weight.abs().max().item(), 0.1, rel_tol=1e-6)
-    assert policy.actor.weight.abs().max() <= 1 / math.sqrt(512)
+    assert math.isclose(policy.actor.embeddings.table.weight.abs().max().item(), 0.1, rel_tol=1e-6)
+    assert policy.actor.scores.weight.abs().max() <= 1 / math.sqrt(512)
     assert (policy.encoder.conv1.bias == 0).all()
 
 

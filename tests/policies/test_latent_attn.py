@@ -78,7 +78,7 @@ def test_a_gradient_reaches_every_parameter(kind):
     obs = torch.stack([places, features, features + 9], -1)
     thoughts, _ = policy.unroll(obs, torch.zeros(3, 8, dtype=torch.bool), policy.lstm.cell.initial(3))
     (thoughts.logits * torch.randn(19)).sum().add(thoughts.values.sum()).backward()
-    rows = {"encoder.front.embedding.weight": 25, "actor.embeddings.weight": 19}
+    rows = {"encoder.front.embedding.weight": 25, "actor.embeddings.table.weight": 19}
     for name, each in policy.named_parameters():
         used = each.grad[: rows.get(name, len(each))]
         # Units of the actor's ReLU may be off for all; nothing else is ever wholly at rest.

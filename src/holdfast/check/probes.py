@@ -108,11 +108,11 @@ def pulls_within_segments(case: Case, script: Script) -> Float[Tensor, "N A N"] 
             for t in range(HORIZON):
                 if not said.requires_grad:
                     break
-                (pull,) = torch.autograd.grad(
-                    _weighed(said[:, t]), seen[:1], retain_graph=True, allow_unused=True
-                )
-                if pull is not None:
-                    found[start : start + HORIZON, :, start + t] = pull.abs().flatten(2).amax(2).T.float()
+                pulls = torch.autograd.grad(_weighed(said[:, t]), seen, retain_graph=True, allow_unused=True)
+                felt = found[start : start + HORIZON, :, start + t]
+                for pull in pulls:
+                    if pull is not None:
+                        felt.copy_(torch.maximum(felt, pull.abs().flatten(2).amax(2).T.float()))
     return found
 
 
@@ -124,20 +124,21 @@ def _sights(case: Case, moments: Moments) -> Iterator[tuple[list[Tensor], Moment
         seen.append(moments.obs.clone().requires_grad_())
         yield seen, replace(moments, obs=seen[0])
         return
-    entrance = case.subject.entrance()
-    if entrance is None:
-        yield seen, moments
-        return
+    tapped: set[nn.Module] = set()
 
     def tap(module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        if module in tapped:
+            return arguments
+        tapped.add(module)
         seen.append(torch.zeros_like(arguments[0]).requires_grad_())
         return arguments[0] + seen[-1], *arguments[1:]
 
-    handle = entrance.register_forward_pre_hook(tap)
+    handles = [entrance.register_forward_pre_hook(tap) for entrance in case.subject.entrances()]
     try:
         yield seen, moments
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
 
 
 def _weighed(said: Float[Tensor, "*batch K"]) -> Float[Tensor, ""]:

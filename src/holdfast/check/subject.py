@@ -2,7 +2,7 @@
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -119,9 +119,9 @@ class Subject(ABC):
             _, state = self.act(script.at(t % script.steps), state)
         return state
 
-    def entrance(self) -> nn.Module | None:
-        """Point at the module that reads `[B,T,D]` first, for observations that are whole numbers."""
-        return None
+    def entrances(self) -> Sequence[nn.Module]:
+        """Point at the modules that read `[B,T,D]` and remember, for observations that are whole numbers."""
+        return ()
 
     def beyond(self, law: str, bench: "Bench") -> list["Measurement"]:
         """Measure what only this kind of policy has, in addition."""

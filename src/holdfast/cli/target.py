@@ -10,12 +10,12 @@ from holdfast.check.subject import Subject
 from holdfast.check.subjects.find import subject_of
 from holdfast.config import Config, change, read_config
 from holdfast.errors import ConfigError, HoldfastError
-from holdfast.keep import load_weights
+from holdfast.keep import GRAPH, load_weights
 from holdfast.named import find_named
 from holdfast.policies import LSTMWrapper
 from holdfast.train import build_policy, build_world
 
-NOT_YET = ("component", "world", "trainer")
+NOT_YET = ("world", "trainer")
 
 
 def find_target(target: str, obs: str | None = None) -> Subject:
@@ -32,7 +32,7 @@ def find_target(target: str, obs: str | None = None) -> Subject:
         raise ConfigError(f"{target} does not exist; a run's folder is for example runs/NAME.")
     if Path(target).is_dir():
         raise ConfigError(f"{target} is a folder without config.json, so it is no run.")
-    if ":" not in target:
+    if ":" not in target or kind == "component":
         return subject_of(target, **options)
     found = find_named(target, "")
     if isinstance(found, type) and issubclass(found, LSTMWrapper):
@@ -77,7 +77,10 @@ def _of_a_run(folder: Path) -> Subject:
     config = _read(folder / "config.json")
     world = build_world(config, torch.device("cpu"), agents=1, seed=0)
     # Eager: the check compiles a copy itself.
-    policy = build_policy(change(config, {"policy.compile": False}), world, torch.device("cpu"))
+    keys: dict[str, Any] = {"policy.compile": False}
+    if (folder / GRAPH).exists():
+        keys["policy.name"] = f"component:{folder / GRAPH}"
+    policy = build_policy(change(config, keys), world, torch.device("cpu"))
     weights = folder / "checkpoints" / "latest" / "model.safetensors"
     if not weights.exists():
         raise ConfigError(f"{folder} holds no {weights.relative_to(folder)}; has the run ended?")

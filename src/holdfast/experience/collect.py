@@ -1,6 +1,7 @@
 """Collecting: the world speaks, the policy answers, and what was lived becomes segments."""
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -13,7 +14,7 @@ from holdfast.policies import LSTMWrapper
 from holdfast.policies.actions import actions_of, require_fit
 from holdfast.shapes import Bool, Float, Tensor
 from holdfast.worlds import Step, World
-from holdfast.worlds.seen import Seen
+from holdfast.worlds.seen import Seen, check_seen
 
 TAIL_KEYS = ("rewards", "dones", "truncateds", "values", "last_values")
 
@@ -105,11 +106,12 @@ class Collector:
         self.world, self.policy = world, policy
         self.length, self.horizon, self.seed = length, horizon, seed
         self._actions = actions_of(world.spec)
+        policy.require_bound(world.spec)
         policy.store.open({0: world.agents})
         self._pending = world.reset()
         self._clock = 0
         self._agent = torch.arange(world.agents, device=self._pending.reward.device)
-        self._steps: TensorDict | None = None
+        self._steps = self._room()
         zeros = torch.zeros_like(self._pending.reward)
         self.episodes = EpisodeStatistics(zeros, zeros.clone())
 
@@ -121,9 +123,7 @@ class Collector:
             if t % self.horizon == 0:
                 entries.append(self._state().clone())
             lived = self._live_one_step()
-            self._steps = self._room_for(lived) if self._steps is None else self._steps
             self._steps[:, t] = lived
-        assert self._steps is not None, "a rollout has at least one step"
         truncated = self._steps["truncateds"].any() | self._pending.truncated.any()
         if self.world.spec.truncates == "never" and bool(truncated):
             raise ContractError(
@@ -132,8 +132,14 @@ class Collector:
         entry = cast("TensorDict", torch.stack(entries, dim=1))
         return self._cut(self._steps, entry, version)
 
-    def _room_for(self, lived: TensorDict) -> TensorDict:
-        return lived.unsqueeze(1).expand(self.world.agents, self.length).clone().zero_()
+    def _room(self) -> TensorDict:
+        """Make room for a rollout; fractions are stored in the precision the world shows them in."""
+        step = self.policy.get_agent_experience_spec()
+        step["last_values"] = torch.zeros_like(step["values"])
+        check_seen(self._pending.obs, step["env_obs"])
+        step["env_obs"] = self._pending.obs[:0]
+        size = (self.world.agents, self.length)
+        return cast("TensorDict", step.apply(partial(_room_of, size), batch_size=size))
 
     def _state(self) -> TensorDict:
         return self.policy.store.read(0, self.world.agents)
@@ -148,9 +154,8 @@ class Collector:
         self._pending = self.world.step(td["actions"])
         self._clock += 1
         self.episodes.saw(self._pending)
-        lived = td.exclude("training_env_id_start", "draws", "bptt", "batch", mine.key)
-        lived["last_values"] = last_values
-        return lived
+        td["last_values"] = last_values
+        return td.select(*self._steps.keys())
 
     def _last_values(self, step: Step) -> Tensor:
         """Value the last observations of truncated episodes, with the state before clearing."""
@@ -203,6 +208,10 @@ class Collector:
         later["values"] = self._worth(steps, after).unflatten(1, shape)[:, 1:, 0]
         tail = torch.cat([later, after[:, None]], dim=1)
         return Segments(rows.flatten(0, 1), entry.flatten(0, 1), tail.flatten(0, 1), version)
+
+
+def _room_of(size: tuple[int, int], leaf: Tensor) -> Tensor:
+    return torch.zeros(*size, *leaf.shape[1:], dtype=leaf.dtype, device=leaf.device)
 
 
 def _last_valid_value(steps: TensorDict) -> Float[Tensor, " A"]:

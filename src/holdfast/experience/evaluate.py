@@ -48,6 +48,8 @@ def evaluate(
     step = world.reset()
     # Moving a copy to where it is lays its weights end to end again, as cuDNN wants them.
     player = copy.deepcopy(policy).eval().to(step.reward.device)
+    if player.binding.spec is None or player.binding.spec.words != world.spec.words:
+        player.bind(world.spec, learn=False)
     player.store.open({0: world.agents})
     total, told = torch.zeros_like(step.reward), player.actions
     idle = told.idle(world.agents, step.reward.device)

@@ -14,8 +14,11 @@ from torch import nn
 
 from holdfast.config import Config
 from holdfast.errors import ConfigError
+from holdfast.policies import ComponentPolicy
 from holdfast.version import __version__
 
+GRAPH = "agent.yaml"
+"""The component graph of a policy that is one."""
 PACKAGES = ("torch", "tensordict", "numpy", "pydantic", "safetensors")
 
 
@@ -45,7 +48,7 @@ class RunFolder:
             save_file(weights, temporary / "model.safetensors", {"format": "pt"})
         except SafetensorError as error:
             raise OSError(f"Could not write {temporary / 'model.safetensors'}: {error}") from error
-        (temporary / "config.json").write_text(config.model_dump_json(indent=2) + "\n")
+        _describe(temporary, config, policy)
         for file in temporary.iterdir():
             with file.open("rb") as written:
                 os.fsync(written.fileno())
@@ -57,7 +60,7 @@ class RunFolder:
         return final
 
 
-def create_folder(config: Config, name: str, command: str) -> RunFolder:
+def create_folder(config: Config, name: str, command: str, policy: nn.Module) -> RunFolder:
     """Make a new folder for a run; one that exists is never touched, the new one gets a number."""
     parent = Path(config.runs_dir)
     number, path = 1, parent / name
@@ -70,13 +73,20 @@ def create_folder(config: Config, name: str, command: str) -> RunFolder:
             except FileExistsError:
                 number += 1
                 path = parent / f"{name}-{number}"
-        (path / "config.json").write_text(config.model_dump_json(indent=2) + "\n")
+        _describe(path, config, policy)
         (path / "command.txt").write_text(_provenance(command))
     except OSError as error:
         raise ConfigError(
             f"Cannot write the run's folder {path}: {error.strerror}; set runs_dir=DIR."
         ) from error
     return RunFolder(path)
+
+
+def _describe(folder: Path, config: Config, policy: nn.Module) -> None:
+    """Write all that is needed to build the policy again: a graph may have changed or gone by then."""
+    (folder / "config.json").write_text(config.model_dump_json(indent=2) + "\n")
+    if isinstance(policy, ComponentPolicy):
+        (folder / GRAPH).write_text(policy.graph.text, encoding="utf-8")
 
 
 def load_weights(policy: nn.Module, file: Path) -> None:

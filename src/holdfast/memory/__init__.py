@@ -1,5 +1,6 @@
 """What is remembered: pure cells, and the store of live states. Only this folder knows h and c."""
 
+from holdfast.memory.bundle import Bundle
 from holdfast.memory.cell import Cell, select_rows
 from holdfast.memory.choose import CELLS, find_cell, make_cell, register_cell
 from holdfast.memory.gru import GRU
@@ -12,6 +13,7 @@ __all__ = [
     "CELLS",
     "GRU",
     "LSTM",
+    "Bundle",
     "Cell",
     "LiveStore",
     "MemoryInit",

@@ -1,6 +1,8 @@
 """The agent thinks: the template that minds the memory, encoders, heads, and the policies made of them."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -8,28 +10,33 @@ import torch
 from holdfast.errors import ConfigError, did_you_mean
 from holdfast.named import find_named
 from holdfast.policies.actions import Actions, actions_of
+from holdfast.policies.component_policy import ComponentPolicy
 from holdfast.policies.example import Example
 from holdfast.policies.fast import Fast
+from holdfast.policies.graph import find_graph
 from holdfast.policies.latent_attn import LatentAttnMed, LatentAttnSmall, LatentAttnTiny
-from holdfast.policies.template import RecurrentPolicy, Thoughts
+from holdfast.policies.template import PurePolicy, RecurrentPolicy, Thoughts
 from holdfast.policies.wrapper import LSTMWrapper
 from holdfast.worlds.step import World
 
 __all__ = [
     "POLICIES",
     "Actions",
+    "ComponentPolicy",
     "Example",
     "Fast",
     "LSTMWrapper",
     "LatentAttnMed",
     "LatentAttnSmall",
     "LatentAttnTiny",
+    "PurePolicy",
     "RecurrentPolicy",
     "Thoughts",
     "actions_of",
     "make_policy",
 ]
 
+COMPONENT = "component:"
 POLICIES: dict[str, type[RecurrentPolicy]] = {
     "fast": Fast,
     "latent_attn_tiny": LatentAttnTiny,
@@ -45,17 +52,20 @@ def make_policy(name: str, world: World, *, seed: int | None = None, **options: 
     With a `seed` the initial weights depend on nothing else, and the global generator is left alone.
     """
     build = find_policy("fast" if name == "auto" else name)
-    if seed is None:
-        return build(world.spec, **options)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return build(world.spec, **options)
+    with nullcontext() if seed is None else torch.random.fork_rng(devices=[]):
+        if seed is not None:
+            torch.manual_seed(seed)
+        policy = build(world.spec, **options)
+    policy.bind(world.spec)
+    return policy
 
 
 def find_policy(name: str) -> Callable[..., LSTMWrapper]:
-    """Find a policy class by its name or by `package.module:Class`."""
+    """Find a policy by its name, as a graph by `component:NAME`, or as a class by `package.module:Class`."""
     if name in POLICIES:
         return POLICIES[name]
+    if name.startswith(COMPONENT):
+        return partial(ComponentPolicy, graph=find_graph(name.removeprefix(COMPONENT)))
     if ":" not in name:
         meant = did_you_mean(name, [*POLICIES, "auto"], f"there is {', '.join(POLICIES)}.")
         raise ConfigError(

@@ -28,6 +28,8 @@ class Actions(ABC):
 
     key: ClassVar[str] = "full_log_probs"
     """Where a TensorDict tells the whole distribution."""
+    dtype: ClassVar[torch.dtype | None] = torch.int64
+    """What actions are made of; None: fractions as precise as the policy."""
 
     @property
     @abstractmethod
@@ -178,6 +180,7 @@ class Gaussian(Actions):
     count: int
     """How many numbers an action has."""
     key: ClassVar[str] = "gaussian"
+    dtype: ClassVar[torch.dtype | None] = None
 
     @property
     def size(self) -> int:

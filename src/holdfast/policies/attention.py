@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 from holdfast.errors import ContractError
+from holdfast.policies.binding import ByName
 from holdfast.shapes import Bool, Float, Tensor, UInt8
 from holdfast.worlds.step import Feature
 from holdfast.worlds.tokens import GLOBAL, PADDING
@@ -66,12 +67,14 @@ def position_codes(window: tuple[int, int], frequencies: int) -> Float[Tensor, "
     return torch.cat([turn(wave) for wave in waves for turn in (torch.cos, torch.sin)], -1)
 
 
-class TokenFront(nn.Module):
+class TokenFront(ByName):
     """Turn each token into a vector: which feature, where, and how much of it.
 
     Padding, unknown features and places outside the window are told apart by a mask, and whoever reads
     the vectors must not look there.
     """
+
+    knows = "features"
 
     def __init__(
         self, features: Sequence[Feature], window: tuple[int, int], embedding: int, frequencies: int
@@ -79,23 +82,27 @@ class TokenFront(nn.Module):
         super().__init__()
         if len(features) > PADDING:
             raise ContractError(f"The world has {len(features)} features; ids name at most {PADDING}.")
-        self.known = len(features)
         self.size = embedding + 4 * frequencies + 1
         self.embedding = nn.Embedding(256, embedding, padding_idx=PADDING)
         nn.init.trunc_normal_(self.embedding.weight, std=EMBEDDING_STD)
         with torch.no_grad():
             self.embedding.weight[PADDING] = 0.0
-        norm = torch.ones(256)
-        norm[: self.known] = torch.tensor([feature.normalization for feature in features])
         rows, columns = window
         location = torch.arange(256)
         inside = (location == GLOBAL) | ((location >> 4 < rows) & (location & 0x0F < columns))
-        self.register_buffer("normalization", norm)
+        self.register_buffer("normalization", torch.ones(256))
         self.register_buffer("inside", inside, persistent=False)
         self.register_buffer("codes", position_codes(window, frequencies), persistent=False)
         self.normalization: Tensor
         self.inside: Tensor
         self.codes: Tensor
+        self.know(features, ())
+
+    def know(self, features: Sequence[Feature], actions: Sequence[str]) -> None:
+        """Size features anew; those that were added have an embedding already, which nobody has used."""
+        self.known = len(features)
+        sizes = self.normalization.new_tensor([feature.normalization for feature in features])
+        self.normalization[: self.known] = sizes
 
     def forward(self, obs: UInt8[Tensor, "N M 3"]) -> tuple[Float[Tensor, "N M2 D"], Bool[Tensor, "N M2"]]:
         """Turn `[N,M,3]` tokens into vectors, and say which of them are there to be seen."""

@@ -6,6 +6,8 @@ from typing import TypeVar
 import torch
 from torch import nn
 
+from holdfast.errors import ContractError
+from holdfast.policies.binding import ByName
 from holdfast.shapes import Float, Tensor, UInt8
 from holdfast.worlds.step import Feature
 from holdfast.worlds.tokens import GLOBAL
@@ -23,13 +25,26 @@ def orthogonal(layer: Layer, gain: float = 1.0) -> Layer:
     return layer
 
 
-class TokensToBox(nn.Module):
+def widen(layer: nn.Linear | nn.Conv2d, new: int) -> None:
+    """Let a layer read more channels; the new ones weigh nothing until they are learnt."""
+    weight = layer.weight.detach()
+    nothing = weight.new_zeros(weight.shape[0], new, *weight.shape[2:])
+    layer.weight = nn.Parameter(torch.cat([weight, nothing], 1))
+    if isinstance(layer, nn.Linear):
+        layer.in_features += new
+    else:
+        layer.in_channels += new
+
+
+class TokensToBox(ByName):
     """Scatter tokens into a box `[channels,rows,columns]`, one channel a feature, normalised.
 
     The box is at least 11x11 with the window centred in it; a global token is written at the centre.
     Two tokens on one (feature, cell): the larger value. A token that is padding, of an unknown
     feature or placed outside the window goes nowhere.
     """
+
+    knows = "features"
 
     def __init__(self, features: Sequence[Feature], window: tuple[int, int]) -> None:
         super().__init__()
@@ -39,6 +54,28 @@ class TokensToBox(nn.Module):
         norm = torch.tensor([feature.normalization for feature in features])
         self.register_buffer("normalization", norm[:, None, None])
         self.normalization: Tensor
+        self.readers: list[tuple[nn.Linear | nn.Conv2d, int]] = []
+        """Layers that read the channels, and of how many cells each of their inputs has a part."""
+
+    def read_by(self, layer: Layer) -> Layer:
+        """Name a layer that reads the channels: it is widened when features are added."""
+        self.readers.append((layer, 1))
+        return layer
+
+    def know(self, features: Sequence[Feature], actions: Sequence[str]) -> None:
+        """Size the channels anew; features that were added get channels that change nothing yet."""
+        new = len(features) - self.channels
+        if new > 0:
+            if not self.readers:
+                raise ContractError(
+                    "No layer has said that it reads the box, so none can be widened: read_by."
+                )
+            for layer, cells in self.readers:
+                widen(layer, new * cells)
+            self.channels = len(features)
+        if new >= 0:
+            norm = self.normalization.new_tensor([feature.normalization for feature in features])
+            self.normalization = norm[:, None, None]
 
     def forward(self, obs: UInt8[Tensor, "N M 3"]) -> Float[Tensor, "N C R K"]:
         """Turn `[N,M,3]` tokens into `[N,channels,rows,columns]`."""
@@ -66,7 +103,7 @@ class BoxEncoder(nn.Module):
     def __init__(self, features: Sequence[Feature], window: tuple[int, int], size: int) -> None:
         super().__init__()
         self.box = TokensToBox(features, window)
-        self.conv1 = orthogonal(nn.Conv2d(self.box.channels, 64, kernel_size=5, stride=3))
+        self.conv1 = self.box.read_by(orthogonal(nn.Conv2d(self.box.channels, 64, kernel_size=5, stride=3)))
         self.conv2 = orthogonal(nn.Conv2d(64, 64, kernel_size=3))
         rows, columns = ((side - 5) // 3 + 1 - 2 for side in (self.box.rows, self.box.columns))
         self.fc1 = orthogonal(nn.Linear(64 * rows * columns, 128))

@@ -23,7 +23,8 @@ class Example(RecurrentPolicy):
         super().__init__(512, hidden_size, num_layers, **memory)
 
         # The world says which features there are and how large they get. Tokens are drawn into a box
-        # `[features,rows,columns]` and divided by those sizes; observations are never written to.
+        # `[features,rows,columns]` and divided by those sizes; observations are never written to. Layers that
+        # read the box say so by `read_by`: should features be added later, they are widened.
         self.box = TokensToBox(spec.features, spec.window)
         channels, rows, columns = self.box.channels, self.box.rows, self.box.columns
 
@@ -31,7 +32,7 @@ class Example(RecurrentPolicy):
         relu = math.sqrt(2)  # the gain that keeps numbers as large as they were when a ReLU follows
         rows, columns = ((side - 5) // 3 + 1 - 2 for side in (rows, columns))
         self.around = nn.Sequential(
-            orthogonal(nn.Conv2d(channels, 128, kernel_size=5, stride=3), relu),
+            self.box.read_by(orthogonal(nn.Conv2d(channels, 128, kernel_size=5, stride=3), relu)),
             nn.ReLU(),
             orthogonal(nn.Conv2d(128, 128, kernel_size=3), relu),
             nn.ReLU(),
@@ -40,7 +41,7 @@ class Example(RecurrentPolicy):
             nn.ReLU(),
         )
         # What I am: the centre cell, where the agent stands and global tokens are written.
-        self.myself = nn.Sequential(orthogonal(nn.Linear(channels, 256), relu), nn.ReLU())
+        self.myself = nn.Sequential(self.box.read_by(orthogonal(nn.Linear(channels, 256), relu)), nn.ReLU())
 
         # One score for each action of this world. Scores start small, so that all actions are tried.
         self.actor = orthogonal(nn.Linear(hidden_size, len(spec.action_names)), 0.01)

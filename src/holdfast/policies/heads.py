@@ -1,13 +1,16 @@
 """Heads: from what the memory says to action scores and a value."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import nn
 
 from holdfast.errors import ContractError
+from holdfast.policies.binding import ByName
 from holdfast.policies.encoders import orthogonal
 from holdfast.shapes import Float, Tensor
+from holdfast.worlds.step import Feature
 
 MAX_ACTIONS = 100
 EMBEDDING_SIZE = 16
@@ -26,29 +29,61 @@ class Critic(nn.Module):
         return self.fc2(torch.tanh(self.fc1(x))).squeeze(-1)
 
 
-class BilinearActor(nn.Module):
-    """Scores each action by how well a query fits the action's embedding."""
+class ActionEmbeddings(ByName):
+    """A vector for each action, with room for actions that are met later."""
 
-    def __init__(self, input_size: int, num_actions: int) -> None:
+    knows = "actions"
+
+    def __init__(self, actions: Sequence[str], room: int = MAX_ACTIONS, size: int = EMBEDDING_SIZE) -> None:
         super().__init__()
-        if num_actions > MAX_ACTIONS:
-            raise ContractError(
-                f"The world has {num_actions} actions; this actor has embeddings for {MAX_ACTIONS}."
-            )
-        self.num_actions = num_actions
-        self.fc1 = orthogonal(nn.Linear(input_size, 512))
-        bound = 1 / math.sqrt(512)
-        self.weight = nn.Parameter(torch.empty(1, 512, EMBEDDING_SIZE).uniform_(-bound, bound))
-        self.bias = nn.Parameter(torch.empty(1).uniform_(-bound, bound))
-        self.embeddings = nn.Embedding(MAX_ACTIONS, EMBEDDING_SIZE)
+        self.table = nn.Embedding(room, size)
         with torch.no_grad():
-            table = nn.init.orthogonal_(self.embeddings.weight)
-            table.mul_(0.1 / table.abs().max())
+            weight = nn.init.orthogonal_(self.table.weight)
+            weight.mul_(0.1 / weight.abs().max())
+        self.know((), actions)
+
+    def know(self, features: Sequence[Feature], actions: Sequence[str]) -> None:
+        """Make room for actions; those that were added have a vector already, which nobody has used."""
+        if len(actions) > self.table.num_embeddings:
+            raise ContractError(
+                f"The policy is to know {len(actions)} actions; it has embeddings for "
+                f"{self.table.num_embeddings}."
+            )
+        self.known = len(actions)
+
+    def forward(self) -> Float[Tensor, "actions D"]:
+        """Give the vectors of all actions that are known."""
+        return self.table.weight[: self.known]
+
+
+class Bilinear(nn.Module):
+    """Scores each action by how well a query fits the action's vector: tanh(x W) . v + b."""
+
+    def __init__(self, input_size: int, embedding_size: int) -> None:
+        super().__init__()
+        bound = 1 / math.sqrt(input_size)
+        self.weight = nn.Parameter(torch.empty(1, input_size, embedding_size).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(1).uniform_(-bound, bound))
+
+    def forward(
+        self, x: Float[Tensor, "N H"], embeddings: Float[Tensor, "actions D"]
+    ) -> Float[Tensor, "N actions"]:
+        """Score every action for `[N,H]`."""
+        return torch.tanh(x @ self.weight[0]) @ embeddings.T + self.bias
+
+
+class BilinearActor(nn.Module):
+    """Scores actions by their embeddings, behind one layer."""
+
+    def __init__(self, input_size: int, actions: Sequence[str]) -> None:
+        super().__init__()
+        self.fc1 = orthogonal(nn.Linear(input_size, 512))
+        self.scores = Bilinear(512, EMBEDDING_SIZE)
+        self.embeddings = ActionEmbeddings(actions)
 
     def forward(self, x: Float[Tensor, "N H"]) -> Float[Tensor, "N actions"]:
         """Score every action for `[N,H]`."""
-        query = torch.tanh(torch.relu(self.fc1(x)) @ self.weight[0])
-        return query @ self.embeddings.weight[: self.num_actions].T + self.bias
+        return self.scores(torch.relu(self.fc1(x)), self.embeddings())
 
 
 class LinearActor(nn.Module):

@@ -20,7 +20,7 @@ class _LatentAttn(RecurrentPolicy):
         super().__init__(128, hidden_size, num_layers, **memory)
         self.encoder = AttentionEncoder(spec.features, spec.window, self.sizes, out=128)
         self.critic = Critic(hidden_size)
-        self.actor = BilinearActor(hidden_size, len(spec.action_names))
+        self.actor = BilinearActor(hidden_size, spec.action_names)
 
     def encode(self, obs: UInt8[Tensor, "N M 3"]) -> Float[Tensor, "N D"]:
         """Encode tokens."""

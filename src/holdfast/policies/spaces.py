@@ -39,7 +39,7 @@ def make_actor(spec: WorldSpec, input_size: int) -> nn.Module:
         return GaussianActor(input_size, spec.action.shape[0])
     if isinstance(spec.action, spaces.MultiDiscrete):
         return LinearActor(input_size, int(spec.action.nvec.sum()))
-    return BilinearActor(input_size, len(spec.action_names))
+    return BilinearActor(input_size, spec.action_names)
 
 
 def require_tokens(policy: str, spec: WorldSpec) -> None:

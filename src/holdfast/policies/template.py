@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from types import MappingProxyType
-from typing import Any, NamedTuple, final
+from typing import Any, ClassVar, NamedTuple, final
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -24,33 +24,36 @@ class Thoughts(NamedTuple):
     values: Float[Tensor, "*batch"]
 
 
-class RecurrentPolicy(LSTMWrapper, ABC):
-    """A policy that remembers: observation -> `encode` -> memory -> `decode` -> actions and value."""
+class PurePolicy(LSTMWrapper, ABC):
+    """A policy that is one pure function, `think`; what is remembered and who acts is minded here, once."""
 
+    hears_by_name = True
+    parts: ClassVar[tuple[str, ...]]
+    """Methods that may be compiled: all but the recurrent calls."""
     _compiled: Mapping[str, Callable[..., Any]] = MappingProxyType({})
 
     @abstractmethod
-    def encode(self, obs: Any) -> Float[Tensor, "N D"]:
-        """Turn observations into what the memory reads, each on its own.
-
-        They are a tensor `[N,...]`, or in worlds of Dict observations a TensorDict: `obs["image"]`.
-        """
-
-    @abstractmethod
-    def decode(self, features: Float[Tensor, "N H"]) -> Thoughts:
-        """Turn what the memory says into action scores `[N,actions]` and values `[N]`."""
+    def think(
+        self,
+        obs: Seen,
+        first: Bool[Tensor, "B *T"],
+        state: TensorDict,
+        valid: Bool[Tensor, "B *T"] | None,
+    ) -> tuple[Thoughts, TensorDict]:
+        """Think about one step (`first[B]`) or a segment (`first[B,T]`); return the state after it."""
 
     def compile_parts(self, backend: str = "inductor") -> None:
-        """Compile `encode` and `decode`; the recurrent call stays with its own kernel."""
+        """Compile everything around the memory; the recurrent call stays with its own kernel."""
         # Unbound, so that a copy of this policy thinks with its own weights.
         self._compiled = {
             name: torch.compile(getattr(type(self), name), backend=backend, dynamic=True)
-            for name in ("encode", "decode")
+            for name in self.parts
         }
 
-    def _think(self, part: str, x: Seen) -> Any:
-        compiled = self._compiled.get(part)
-        return getattr(self, part)(x) if compiled is None else compiled(self, x)
+    def call_part(self, name: str, *arguments: Any) -> Any:
+        """Call one of the parts, compiled if it is."""
+        compiled = self._compiled.get(name)
+        return getattr(self, name)(*arguments) if compiled is None else compiled(self, *arguments)
 
     def unroll(
         self,
@@ -62,14 +65,12 @@ class RecurrentPolicy(LSTMWrapper, ABC):
         """Think about one step (`first[B]`) or a segment (`first[B,T]`) and return the state after it.
 
         Pure: nothing is read or kept but what is given. Where `first` is true memory is emptied
-        before it reads. The returned state has no graph.
+        before it reads. The returned state has no graph. Observations and scores are in the words of
+        the world the policy is bound to.
         """
-        batch = first.shape
         obs = obs if valid is None else still(obs, valid)
-        x = self._think("encode", obs.flatten(0, len(batch) - 1)).unflatten(0, batch)
-        y, state = self.lstm.cell(x, state, first, valid)
-        thoughts = self._think("decode", y.flatten(0, len(batch) - 1))
-        return Thoughts(*(part.unflatten(0, batch) for part in thoughts)), state
+        thoughts, state = self.think(self.binding.heard(obs), first, state, valid)
+        return Thoughts(self.binding.said(thoughts.logits), thoughts.values), state
 
     @final
     def forward(
@@ -94,6 +95,37 @@ class RecurrentPolicy(LSTMWrapper, ABC):
             thoughts, after = self.unroll(obs, clear, self.store.read(start, B), valid)
             self.store.write(start, after)
         return _answer(self.actions, td, thoughts, action)
+
+
+class RecurrentPolicy(PurePolicy, ABC):
+    """A policy that remembers: observation -> `encode` -> memory -> `decode` -> actions and value."""
+
+    parts = ("encode", "decode")
+
+    @abstractmethod
+    def encode(self, obs: Any) -> Float[Tensor, "N D"]:
+        """Turn observations into what the memory reads, each on its own.
+
+        They are a tensor `[N,...]`, or in worlds of Dict observations a TensorDict: `obs["image"]`.
+        """
+
+    @abstractmethod
+    def decode(self, features: Float[Tensor, "N H"]) -> Thoughts:
+        """Turn what the memory says into action scores `[N,actions]` and values `[N]`."""
+
+    def think(
+        self,
+        obs: Seen,
+        first: Bool[Tensor, "B *T"],
+        state: TensorDict,
+        valid: Bool[Tensor, "B *T"] | None,
+    ) -> tuple[Thoughts, TensorDict]:
+        """Encode all steps at once, remember over time, decode all steps at once."""
+        batch = first.shape
+        x = self.call_part("encode", obs.flatten(0, len(batch) - 1)).unflatten(0, batch)
+        y, state = self.lstm.cell(x, state, first, valid)
+        thoughts = self.call_part("decode", y.flatten(0, len(batch) - 1))
+        return Thoughts(*(part.unflatten(0, batch) for part in thoughts)), state
 
 
 def _rows_and_steps(td: TensorDictBase) -> tuple[int, int]:

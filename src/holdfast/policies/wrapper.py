@@ -1,17 +1,21 @@
 """`LSTMWrapper`: the face that hand-written policies inherit; the memory package does the work."""
 
 from contextlib import AbstractContextManager
+from typing import Any, ClassVar
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
 from holdfast.errors import ContractError
-from holdfast.memory import LiveStore, MemoryInit, make_cell
+from holdfast.memory import Cell, LiveStore, MemoryInit, make_cell
 from holdfast.memory.time_major import LeafBySlice, TimeMajorLSTM, from_pair, to_pair
 from holdfast.policies.actions import Actions, Categorical
+from holdfast.policies.binding import Binding, adopt_before_loading
 from holdfast.policies.clock import ClearOn, clears, slice_start
 from holdfast.shapes import Tensor
+from holdfast.worlds.seen import blank
+from holdfast.worlds.step import WorldSpec
 
 Memory = tuple[dict[int, Tensor], ...]
 
@@ -26,6 +30,8 @@ class LSTMWrapper(nn.Module):
 
     actions: Actions = Categorical()
     """What the scores mean. For MultiDiscrete and Box actions set `self.actions = actions_of(spec)`."""
+    hears_by_name: ClassVar[bool] = False
+    """Whether observations and scores are translated when the policy lives in another world."""
 
     def __init__(
         self,
@@ -33,15 +39,59 @@ class LSTMWrapper(nn.Module):
         hidden_size: int = 128,
         num_layers: int = 2,
         *,
-        memory: str = "lstm",
+        memory: str | Cell = "lstm",
         memory_init: MemoryInit = "standard",
         clear_on: ClearOn = "episode",
     ) -> None:
         super().__init__()
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
         self.clear_on: ClearOn = clear_on
-        self.lstm = TimeMajorLSTM(make_cell(memory, input_size, hidden_size, num_layers, memory_init))
+        if isinstance(memory, str):
+            memory = make_cell(memory, input_size, hidden_size, num_layers, memory_init)
+        self.lstm = TimeMajorLSTM(memory)
         self.store = LiveStore(self.lstm.cell)
+        self.binding = Binding()
+        self.register_load_state_dict_pre_hook(adopt_before_loading)
+
+    def bind(self, spec: WorldSpec, *, learn: bool = True) -> None:
+        """Bind this policy to a world; with `learn`, features and actions it has not met become its own."""
+        self.binding.bind(self, spec, learn=learn)
+        if self.binding.translates and not self.hears_by_name:
+            raise ContractError(
+                f"{type(self).__name__} is written by hand and reads the world as it is; here features or "
+                "actions have other places than where it was bound first. Inherit RecurrentPolicy for that."
+            )
+
+    def require_bound(self, spec: WorldSpec) -> None:
+        """Bind a policy that was bound to nothing yet; refuse one that lives in another world."""
+        if self.binding.spec is None:
+            self.bind(spec)
+        elif self.binding.spec.words != spec.words:
+            raise ContractError(
+                "This policy is bound to a world with other observations or actions; call "
+                "policy.bind(world.spec) to learn this one's, or policy.bind(world.spec, learn=False)."
+            )
+
+    def get_agent_experience_spec(self) -> TensorDict:
+        """Say what a step of experience holds: an empty TensorDict with the leaves of one step.
+
+        Everything that judging the step again needs is there: the observation, what came with it and
+        tells of episodes, the action, and what the policy thought.
+        """
+        spec = self.binding.spec
+        if spec is None:
+            raise ContractError("This policy is bound to no world yet; call policy.bind(world.spec).")
+        weight = next(self.parameters())
+        flag, number = torch.zeros(0, dtype=torch.bool), torch.zeros(0, dtype=weight.dtype)
+        leaves: dict[str, Any] = {
+            "env_obs": blank(spec.sight),
+            "rewards": torch.zeros(0),
+            **dict.fromkeys(("dones", "truncateds", "first", "valid", "trial"), flag),
+            "actions": torch.zeros(0, *self.actions.shape, dtype=self.actions.dtype or weight.dtype),
+            "act_log_prob": number,
+            "values": number,
+        }
+        return TensorDict(leaves, batch_size=[0]).to(weight.device)
 
     @property
     def lstm_h(self) -> LeafBySlice:

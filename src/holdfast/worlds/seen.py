@@ -3,9 +3,10 @@
 from functools import partial
 from typing import Any, cast
 
+import numpy as np
 import torch
 from gymnasium import spaces
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 
 from holdfast.errors import ContractError
 from holdfast.shapes import Bool, Shaped, Tensor
@@ -15,6 +16,10 @@ Seen = Shaped[Tensor, "..."] | TensorDictBase
 
 The parts of a Dict go by their names, those of a Tuple by their numbers: `obs["image"]`, `obs["0"]`.
 """
+
+
+PLAIN = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+"""Spaces that are one tensor."""
 
 
 def parts_of(space: spaces.Space[Any]) -> dict[str, spaces.Space[Any]]:
@@ -30,6 +35,37 @@ def device_of(obs: Seen) -> torch.device:
     """Say where an observation lies; a TensorDict by itself need not know."""
     leaf = obs if isinstance(obs, Tensor) else next(iter(obs.values(True, True)))
     return cast("Tensor", leaf).device
+
+
+def blank(space: spaces.Space[Any]) -> Seen:
+    """Make no observation at all of a space: no rows, with the leaves, shapes and kinds of numbers of one."""
+    parts = parts_of(space)
+    if parts:
+        return TensorDict({name: blank(part) for name, part in parts.items()}, batch_size=[0])
+    if not isinstance(space, PLAIN):
+        raise ContractError(
+            f"{space} cannot be stored; a world shows {', '.join(kind.__name__ for kind in PLAIN)}."
+        )
+    return torch.from_numpy(np.zeros((0, *(space.shape or ())), space.dtype))
+
+
+def check_seen(obs: Seen, told: Seen, name: str = "observations") -> None:
+    """Refuse observations that are not what the spec says; fractions may have any precision."""
+    if isinstance(told, Tensor) and isinstance(obs, Tensor):
+        if obs.shape[1:] != told.shape[1:] or obs.is_floating_point() != told.is_floating_point():
+            raise ContractError(
+                f"The world's spec says {name} are {list(told.shape[1:])} {told.dtype}; "
+                f"those of reset() are {list(obs.shape[1:])} {obs.dtype}."
+            )
+        return
+    there, wanted = (set(each.keys()) if isinstance(each, TensorDictBase) else None for each in (obs, told))
+    if there is None or wanted is None or there != wanted:
+        tells = [
+            f"a TensorDict of {', '.join(sorted(each))}" if each else "a tensor" for each in (wanted, there)
+        ]
+        raise ContractError(f"The world's spec says {name} are {tells[0]}; those of reset() are {tells[1]}.")
+    for key in sorted(wanted):
+        check_seen(obs[key], told[key], f"{name}[{key!r}]")
 
 
 def choose(where: Bool[Tensor, "*batch"], yes: Seen, no: Seen) -> Seen:

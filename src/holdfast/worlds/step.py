@@ -42,6 +42,8 @@ class Feature:
 
     name: str
     normalization: float
+    id: int | None = None
+    """What tokens call it in this world; none: its place in the list."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class WorldSpec:
     obs_shape: tuple[int, ...]
     action_names: tuple[str, ...]
     features: tuple[Feature, ...] = ()
-    """The token features in the order of their ids."""
+    """The token features there are."""
     window: tuple[int, int] = (11, 11)
     """Rows and columns of the egocentric window that token locations point into."""
     truncates: Truncates = "never"
@@ -65,10 +67,6 @@ class WorldSpec:
     action: spaces.MultiDiscrete | spaces.Box | None = None
     """What is done. None: one of `action_names`. In a Box it is a raw sample; the world clips it."""
 
-    def __post_init__(self) -> None:
-        check_observation(self.observation, self.obs_shape, bool(self.features))
-        check_action_space(self.action, self.action_names)
-
     @property
     def sight(self) -> spaces.Space[Any]:
         """What is seen, as a space: numbers without bounds where the world says no more."""
@@ -77,6 +75,42 @@ class WorldSpec:
         if self.features:
             return spaces.Box(0, 255, self.obs_shape, np.uint8)
         return spaces.Box(-np.inf, np.inf, self.obs_shape, np.float32)
+
+    def __post_init__(self) -> None:
+        """Refuse words that mean two things, and spaces that say something else."""
+        check_observation(self.observation, self.obs_shape, bool(self.features))
+        check_action_space(self.action, self.action_names)
+        for what, words in (
+            ("action", self.action_names),
+            ("feature", [feature.name for feature in self.features]),
+            ("feature id", self.feature_ids),
+        ):
+            twice = sorted({str(word) for word in words if list(words).count(word) > 1})
+            if twice:
+                raise ContractError(f"The world has the {what} {', '.join(twice)} more than once.")
+        if self.feature_ids and not 0 <= min(self.feature_ids) <= max(self.feature_ids) < 255:
+            raise ContractError(
+                f"The world has {len(self.features)} features with ids up to {max(self.feature_ids)}; "
+                "ids go from 0 to 254."
+            )
+
+    @property
+    def words(self) -> tuple[object, ...]:
+        """All that a policy is bound to: worlds with the same words need no translation."""
+        own = self.obs_shape, self.action_names, self.features, self.window
+        return *own, self.observation, self.action
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The actions that policies know by name: none where they are no choice of one."""
+        return self.action_names if self.action is None else ()
+
+    @property
+    def feature_ids(self) -> tuple[int, ...]:
+        """What tokens call each feature."""
+        return tuple(
+            place if feature.id is None else feature.id for place, feature in enumerate(self.features)
+        )
 
 
 @runtime_checkable

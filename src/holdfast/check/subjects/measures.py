@@ -12,7 +12,7 @@ from holdfast.check.case import AGENTS, HORIZON, STEPS, Case
 from holdfast.check.compare import BOUND, SHORT, close, nothing
 from holdfast.check.results import Measurement
 from holdfast.check.script import Script
-from holdfast.policies import LSTMWrapper, RecurrentPolicy
+from holdfast.policies import LSTMWrapper, PurePolicy
 from holdfast.shapes import Float, Tensor
 
 if TYPE_CHECKING:
@@ -193,14 +193,14 @@ def agree(bench: "Bench") -> list[Measurement]:
         what = f"live segments as steps, {SHORT[dtype]}"
         parts.append(close(what, now, was, BOUND[dtype], columns=bench.columns, about="live segments"))
         parts += _cell_agrees(case)
-    if isinstance(_policy(bench.proof), RecurrentPolicy):
+    if isinstance(_policy(bench.proof), PurePolicy):
         parts += _compiled_agrees(bench.proof, bench.script)
     return parts
 
 
 def _compiled_agrees(case: Case, script: Script) -> Iterator[Measurement]:
     """Hold a policy with compiled parts against itself, gradients included."""
-    eager = cast("RecurrentPolicy", case.subject.module)
+    eager = cast("PurePolicy", case.subject.module)
     compiled = copy.deepcopy(eager)
     # A compiler that has seen many policies gives up and runs them as they are: it begins anew.
     torch.compiler.reset()

@@ -1,6 +1,6 @@
 """Holdfast's own policies under test: lived by the trainer's collector, replayed by its update."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ from holdfast.check.subjects.imagined import Sights
 from holdfast.check.tree import State
 from holdfast.experience import Collector, Segments, evaluate, value_of
 from holdfast.learn import replay
+from holdfast.memory import Bundle
 from holdfast.policies import LSTMWrapper
 from holdfast.shapes import Float, Shaped, Tensor
 from holdfast.worlds import Step, WorldSpec, draws
@@ -38,6 +39,7 @@ class Wrapped(Subject):
     """Who evaluates."""
 
     def __init__(self, policy: LSTMWrapper, spec: WorldSpec) -> None:
+        policy.require_bound(spec)
         self.module, self.spec = policy, spec
         self.clear_on, self.sights = policy.clear_on, Sights(spec)
         self.actions = len(spec.action_names) if spec.action is None else spec.action
@@ -142,9 +144,10 @@ class Wrapped(Subject):
             policy(self.as_td(script.moments(start, start + min(horizon, steps - done)), 0))
         return {key: leaf.clone() for key, leaf in policy.store.live(0).items()}
 
-    def entrance(self) -> nn.Module:
-        """The cell reads what was encoded."""
-        return self.module.lstm.cell
+    def entrances(self) -> Sequence[nn.Module]:
+        """The cells read what was encoded."""
+        cell = self.module.lstm.cell
+        return list(cell.cells.values()) if isinstance(cell, Bundle) else [cell]
 
     def beyond(self, law: str, bench: Any) -> list[Any]:
         """Measure the live store, every flag, saving, compiled parts and the cell against its reference."""

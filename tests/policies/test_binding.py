@@ -1,0 +1,284 @@
+"""Features and actions are known by name, whatever ids and places a world gives them."""
+
+import copy
+
+import pytest
+import torch
+from handwritten import NewLSTMPolicy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import holdfast
+from holdfast.errors import ContractError
+from holdfast.experience import Collector, evaluate
+from holdfast.policies import POLICIES, ComponentPolicy, Example, Fast, make_policy
+from holdfast.policies.heads import MAX_ACTIONS
+from holdfast.worlds import Feature, WorldSpec, make_world
+from holdfast.worlds.tokens import GLOBAL, PADDING
+from small import OnlySpec, make_small
+
+FEATURES = tuple(Feature(f"feature_{i}", float(i + 1)) for i in range(6))
+ACTIONS = ("left", "right", "stay")
+HOME = WorldSpec((12, 3), ACTIONS, FEATURES)
+FORMS = [*POLICIES, *(f"component:{name}" for name in POLICIES)]
+QUICK = ["fast", "latent_attn_tiny", "component:fast", "component:latent_attn_small"]
+
+
+def make(name, spec=HOME):
+    torch.manual_seed(0)
+    policy = make_policy(name, OnlySpec(spec=spec), hidden_size=8, num_layers=1).double()
+    with torch.no_grad():
+        for weight in policy.parameters():
+            weight.add_(0.05 * torch.randn_like(weight))
+    return policy
+
+
+def tokens(spec, names=None, rows=3):
+    """Tokens of named features in a world's own ids: the same sights in every world."""
+    ids = dict(zip([feature.name for feature in spec.features], spec.feature_ids, strict=True))
+    names = names or [feature.name for feature in FEATURES]
+    obs = torch.full((rows, 12, 3), PADDING, dtype=torch.uint8)
+    for row in range(rows):
+        generator = torch.Generator().manual_seed(row)
+        for place, name in enumerate(names):
+            where = int(torch.randint(11, (), generator=generator)) * 17
+            value = int(torch.randint(1, 250, (), generator=generator))
+            obs[row, place] = torch.tensor([GLOBAL if place == 0 else where, ids[name], value])
+    return obs
+
+
+def think(policy, obs):
+    rows = len(obs)
+    with torch.no_grad():
+        thoughts, _ = policy.unroll(obs, torch.zeros(rows, dtype=torch.bool), policy.lstm.cell.initial(rows))
+    return thoughts
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_the_same_names_elsewhere_are_the_same_thoughts(name):
+    policy = make(name)
+    other = WorldSpec(
+        (12, 3),
+        ("stay", "left", "right"),
+        tuple(Feature(f.name, f.normalization, id=40 - 7 * i) for i, f in enumerate(FEATURES[::-1])),
+    )
+    here = think(policy, tokens(HOME))
+    policy.bind(other, learn=False)
+    there = think(policy, tokens(other))
+    torch.testing.assert_close(there.values, here.values, atol=1e-12, rtol=0)
+    torch.testing.assert_close(there.logits, here.logits[:, [2, 0, 1]], atol=1e-12, rtol=0)
+    policy.bind(HOME)
+    assert think(policy, tokens(HOME)).logits.equal(here.logits)
+
+
+@pytest.mark.parametrize("name", QUICK)
+@settings(max_examples=15, deadline=None)
+@given(
+    order=st.permutations(range(6)),
+    ids=st.lists(st.integers(0, 254), min_size=6, max_size=6, unique=True),
+    actions=st.permutations(range(3)),
+)
+def test_any_ids_and_any_order_are_translated(name, order, ids, actions):
+    policy = make(name)
+    here = think(policy, tokens(HOME))
+    features = tuple(Feature(FEATURES[i].name, FEATURES[i].normalization, ids[i]) for i in order)
+    other = WorldSpec((12, 3), tuple(ACTIONS[i] for i in actions), features)
+    policy.bind(other, learn=False)
+    there = think(policy, tokens(other))
+    torch.testing.assert_close(there.values, here.values, atol=1e-12, rtol=0)
+    torch.testing.assert_close(there.logits, here.logits[:, list(actions)], atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_world_may_give_any_ids_from_the_start(name):
+    odd = WorldSpec(
+        (12, 3), ACTIONS, tuple(Feature(f.name, f.normalization, 200 + i) for i, f in enumerate(FEATURES))
+    )
+    torch.testing.assert_close(
+        think(make(name, odd), tokens(odd)).values, think(make(name), tokens(HOME)).values, atol=0, rtol=0
+    )
+
+
+WIDER = WorldSpec(
+    (12, 3),
+    ("jump", *ACTIONS[::-1]),
+    (Feature("novel", 9.0), *FEATURES[::-1]),
+)
+OLD = [feature.name for feature in FEATURES]
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_in_evaluation_unknown_features_are_not_seen_and_unknown_actions_not_taken(name):
+    policy = make(name)
+    here = think(policy, tokens(HOME))
+    policy.bind(WIDER, learn=False)
+    plain, told = think(policy, tokens(WIDER, OLD)), think(policy, tokens(WIDER, [*OLD, "novel"]))
+    torch.testing.assert_close(told.values, plain.values, atol=1e-12, rtol=0)
+    torch.testing.assert_close(plain.logits[:, [3, 2, 1]], here.logits, atol=1e-12, rtol=0)
+    log_probs = torch.log_softmax(plain.logits, -1)
+    assert (log_probs[:, 0].exp() == 0).all()
+    assert (log_probs.exp() * log_probs).sum(-1).isfinite().all()
+    assert log_probs.float().isfinite().all()
+
+
+@pytest.mark.parametrize("name", [name for name in FORMS if "example" not in name])
+def test_in_training_unknown_features_and_actions_are_learnt_as_new(name):
+    policy = make(name)
+    here = think(policy, tokens(HOME))
+    policy.bind(WIDER)
+    assert [feature.name for feature in policy.binding.features] == [*OLD, "novel"]
+    assert policy.binding.actions == (*ACTIONS, "jump")
+    same = think(policy, tokens(WIDER, OLD))
+    torch.testing.assert_close(same.values, here.values, atol=1e-12, rtol=0)
+    torch.testing.assert_close(same.logits[:, [3, 2, 1]], here.logits, atol=1e-12, rtol=0)
+    assert same.logits[:, 0].abs().max() < 1e3
+    obs = tokens(WIDER, ["novel", *OLD])
+    before = think(policy, obs).values
+    optimizer = torch.optim.SGD(policy.parameters(), lr=0.01)
+    thoughts, _ = policy.unroll(obs, torch.zeros(3, dtype=torch.bool), policy.lstm.cell.initial(3))
+    (thoughts.values.sum() + thoughts.logits[:, 0].sum()).backward()
+    optimizer.step()
+    assert (think(policy, obs).values - before).abs().max() > 1e-6
+    # What was learnt is felt where it is shown, and nowhere else.
+    shown, hidden = think(policy, tokens(WIDER, ["novel", *OLD])), think(policy, tokens(WIDER, OLD))
+    assert (shown.values - hidden.values).abs().max() > 1e-9
+
+
+def test_what_cannot_be_learnt_is_refused_and_what_can_is_not():
+    for policy in (make("example"), make("component:example")):
+        wider = WorldSpec((12, 3), ACTIONS, WIDER.features)
+        policy.bind(wider)
+        assert think(policy, tokens(wider, ["novel", *OLD])).values.isfinite().all()
+        with pytest.raises(ContractError, match=r"cannot learn new actions \(jump\)"):
+            policy.bind(WIDER)
+    with pytest.raises(ContractError, match="knows none of the world's actions"):
+        make("fast").bind(WorldSpec((12, 3), ("x", "y"), FEATURES), learn=False)
+    many = WorldSpec((12, 3), tuple(f"a{i}" for i in range(MAX_ACTIONS - 2)), FEATURES)
+    with pytest.raises(
+        ContractError, match=f"{MAX_ACTIONS + 1} actions; it has embeddings for {MAX_ACTIONS}"
+    ):
+        make("fast").bind(many)
+
+
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [
+        (WorldSpec((5,), ACTIONS), "reads tokens"),
+        (WorldSpec((12, 3), ACTIONS, FEATURES, window=(13, 13)), "window of 11x11.*has 13x13"),
+    ],
+)
+def test_a_world_of_another_kind_is_refused(spec, told):
+    with pytest.raises(ContractError, match=told):
+        make("fast").bind(spec, learn=False)
+
+
+def test_other_vectors_are_refused():
+    policy = make_small()
+    policy.bind(WorldSpec((5,), ("a", "b", "c")))
+    with pytest.raises(ContractError, match=r"observations \[5\]; .*are \[6\]"):
+        policy.bind(WorldSpec((6,), ("a", "b", "c")))
+
+
+def test_sizes_are_those_of_the_world():
+    policy = make("fast")
+    louder = tuple(Feature(f.name, 2 * f.normalization) for f in FEATURES)
+    here = think(policy, tokens(HOME))
+    policy.bind(WorldSpec((12, 3), ACTIONS, louder), learn=False)
+    assert not think(policy, tokens(HOME)).values.equal(here.values)
+    policy.bind(HOME, learn=False)
+    assert think(policy, tokens(HOME)).values.equal(here.values)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_the_lists_are_saved_with_the_weights_and_brought_back(name):
+    taught = make(name)
+    taught.bind(WIDER)
+    with torch.no_grad():
+        for weight in taught.parameters():
+            weight.add_(0.1)
+    weights = taught.state_dict()
+    taught.bind(HOME, learn=False)
+    fresh = make(name)
+    fresh.load_state_dict(weights)
+    assert fresh.binding.actions == taught.binding.actions
+    assert think(fresh, tokens(HOME)).logits.equal(think(taught, tokens(HOME)).logits)
+    # A policy made for the same names in another order takes over the order of the weights.
+    mixed = WorldSpec((12, 3), WIDER.action_names[::-1], WIDER.features[::-1])
+    other = make(name, mixed)
+    other.load_state_dict(weights)
+    taught.bind(mixed, learn=False)
+    assert think(other, tokens(mixed)).logits.equal(think(taught, tokens(mixed)).logits)
+
+
+def test_copies_are_bound_as_the_original_is():
+    policy = make("fast")
+    policy.bind(WIDER)
+    twin = copy.deepcopy(policy)
+    twin.bind(WorldSpec((12, 3), ACTIONS, (*WIDER.features, Feature("newest", 1.0))))
+    assert len(twin.binding.features) == 8
+    assert len(policy.binding.features) == 7
+    assert policy.encoder.conv1.in_channels == 7
+    assert twin.encoder.conv1.in_channels == twin.encoder.conv1.weight.shape[1] == 8
+
+
+def test_a_policy_written_by_hand_refuses_what_it_would_misread():
+    spec = WorldSpec((5,), ACTIONS)
+    policy = NewLSTMPolicy(spec)
+    policy.bind(spec)
+    with pytest.raises(ContractError, match="NewLSTMPolicy is written by hand"):
+        policy.bind(WorldSpec((5,), ACTIONS[::-1]), learn=False)
+
+
+def test_nobody_lives_in_a_world_they_are_not_bound_to():
+    policy = make_policy("fast", make_world("recall", agents=2, cues=3), seed=0, hidden_size=8)
+    with pytest.raises(ContractError, match="bound to a world with other observations or actions"):
+        Collector(make_world("recall", agents=2, cues=4), policy, length=4, horizon=4, seed=0)
+    with pytest.raises(ContractError, match="bound to a world"):
+        holdfast.check(policy, make_world("recall", agents=2, cues=4))
+
+
+@pytest.mark.parametrize("cues", [3, 5])
+def test_an_evaluation_binds_a_copy(cues):
+    policy = make_policy("fast", make_world("recall", agents=2), seed=0, hidden_size=8)
+    judged = evaluate(policy, make_world("recall", agents=4, cues=cues), episodes=8)
+    assert len(judged.returns) == 8
+    assert len(policy.binding.actions) == 4
+    assert not policy.binding.translates
+
+
+@pytest.mark.parametrize("policy", [Fast(HOME), ComponentPolicy(HOME, "fast"), make_small()])
+def test_experience_holds_all_that_judging_it_again_needs(policy):
+    with pytest.raises(ContractError, match="bound to no world yet"):
+        policy.get_agent_experience_spec()
+    spec = HOME if policy.hidden_size == 128 else WorldSpec((5,), ACTIONS)
+    policy.bind(spec)
+    step = policy.get_agent_experience_spec()
+    assert step["env_obs"].shape == (0, *spec.obs_shape)
+    assert step["env_obs"].dtype == (torch.uint8 if spec.features else torch.float32)
+    needed = {"env_obs", "rewards", "dones", "truncateds", "first", "valid", "trial"}
+    assert set(step.keys()) == needed | {"actions", "act_log_prob", "values"}
+
+
+def test_experience_is_what_the_collector_stores():
+    world = make_world("recall", agents=3)
+    policy = make_policy("fast", world, seed=0, hidden_size=8)
+    steps = Collector(world, policy, length=4, horizon=4, seed=0).rollout(0).steps
+    told = policy.get_agent_experience_spec()
+    assert set(steps.keys()) == {*told.keys(), "last_values"}
+    assert {key: leaf.dtype for key, leaf in told.items()} == {key: steps[key].dtype for key in told.keys()}  # noqa: SIM118
+
+
+def test_words_that_mean_two_things_are_refused():
+    with pytest.raises(ContractError, match="the action a more than once"):
+        WorldSpec((5,), ("a", "a"))
+    with pytest.raises(ContractError, match="the feature x more than once"):
+        WorldSpec((5, 3), ("a",), (Feature("x", 1.0), Feature("x", 2.0)))
+    with pytest.raises(ContractError, match="the feature id 1 more than once"):
+        WorldSpec((5, 3), ("a",), (Feature("x", 1.0, 1), Feature("y", 2.0)))
+    with pytest.raises(ContractError, match="ids go from 0 to 254"):
+        WorldSpec((5, 3), ("a",), (Feature("x", 1.0, 255),))
+
+
+def test_examples_head_is_its_own():
+    assert isinstance(make("example"), Example)
+    assert make("example").actor.out_features == len(ACTIONS)
