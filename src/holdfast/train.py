@@ -81,9 +81,7 @@ def iterations(config: Config, world: World, policy: LSTMWrapper) -> Iterator[di
         world, policy, length=config.rollout_length, horizon=trainer.bptt_horizon, seed=config.seed
     )
     adam = trainer.optimizer
-    optimizer = torch.optim.Adam(
-        policy.parameters(), lr=adam.learning_rate, betas=(adam.beta1, adam.beta2), eps=adam.eps
-    )
+    optimizer = torch.optim.Adam(policy.parameters(), betas=(adam.beta1, adam.beta2), eps=adam.eps)
     begun = time.perf_counter()
     for iteration in range(config.iterations):
         before, progress = time.perf_counter(), iteration / config.iterations

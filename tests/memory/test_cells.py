@@ -197,6 +197,9 @@ def test_the_state_that_comes_out_has_no_graph(kind):
     no_starts, after = cell(x, state, torch.zeros_like(clear))
     assert no_starts.requires_grad
     assert not any(leaf.requires_grad for leaf in after.values())
+    from_a_graph = state.apply(lambda leaf: leaf.requires_grad_())
+    _, after = cell(x[:, 0], from_a_graph, clear[:, 0], valid[:, 0])
+    assert not any(leaf.requires_grad for leaf in after.values())
 
 
 @every_memory

@@ -20,7 +20,7 @@ def test_cells_are_found_by_name_and_by_path():
     ("name", "told"),
     [
         ("gruu", "did you mean gru"),
-        ("holdfast.memory.gru:plan_slots", "not a subclass of holdfast.memory.cell.Cell"),
+        ("holdfast.memory.slots:plan_slots", "not a subclass of holdfast.memory.cell.Cell"),
         ("holdfast.nowhere:GRU", "policy.memory=holdfast.nowhere:GRU"),
     ],
 )

@@ -46,11 +46,7 @@ def evaluate(
     """
     share = math.ceil(episodes / world.agents)
     step = world.reset()
-    # Moving a copy to where it is lays its weights end to end again, as cuDNN wants them.
-    player = copy.deepcopy(policy).eval().to(step.reward.device)
-    if player.binding.spec is None or player.binding.spec.words != world.spec.words:
-        player.bind(world.spec, learn=False)
-    player.store.open({0: world.agents})
+    player = _player(policy, world, step.reward.device)
     total, told = torch.zeros_like(step.reward), player.actions
     idle = told.idle(world.agents, step.reward.device)
     finished = torch.zeros_like(step.reward, dtype=torch.long)
@@ -70,6 +66,16 @@ def evaluate(
         since = torch.where(ended, 0, since + 1)
         _require_patience(since, patience)
     return Evaluation(returns[:, :share].T.flatten()[:episodes], memory)
+
+
+def _player(policy: LSTMWrapper, world: World, device: torch.device) -> LSTMWrapper:
+    """Copy a policy to play in a world."""
+    # Moving a copy to where it is lays its weights end to end again, as cuDNN wants them.
+    player = copy.deepcopy(policy).eval().to(device)
+    if player.binding.spec is None or player.binding.spec.words != world.spec.words:
+        player.bind(world.spec, learn=False)
+    player.store.open({0: world.agents})
+    return player
 
 
 def _require_patience(since: Int[Tensor, " A"], patience: int) -> None:

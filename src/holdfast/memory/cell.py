@@ -1,6 +1,7 @@
 """What a memory cell is: a pure function of input, state and clears, with weights and nothing else."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 import torch
@@ -67,6 +68,12 @@ def require_fit(cell: Cell, x: Tensor, state: TensorDict, clear: Tensor) -> None
 def select_rows(mask: Bool[Tensor, " B"], yes: TensorDict, no: TensorDict) -> TensorDict:
     """Take `yes` where the mask is true and `no` elsewhere, by selection: 0 x NaN would be NaN."""
     return yes.apply(partial(_choose, mask), no)  # pyright: ignore[reportReturnType]
+
+
+def stack_layers(leaves: Sequence[str], layers: Iterable[Sequence[Tensor]]) -> TensorDict:
+    """Stack what each layer leaves into a state, cut from the graph: this is where gradients end."""
+    stacked = [torch.stack(parts, dim=1).detach() for parts in zip(*layers, strict=True)]
+    return TensorDict(dict(zip(leaves, stacked, strict=True)), batch_size=[len(stacked[0])])
 
 
 def _choose(mask: Tensor, yes: Tensor, no: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """The minLSTM cell: its gates read only the input, so that a segment is one scan, no loop over time."""
 
+from functools import partial
 from typing import final
 
 import torch
@@ -7,7 +8,7 @@ from tensordict import TensorDict
 from torch import nn
 
 from holdfast.memory import reference
-from holdfast.memory.cell import Cell, require_fit
+from holdfast.memory.cell import Cell, require_fit, stack_layers
 from holdfast.memory.scan import scan
 from holdfast.shapes import Bool, Float, Tensor
 
@@ -52,10 +53,9 @@ class MinLSTM(Cell):
             if not torch.isfinite(h_BTH).all():
                 # 0 x NaN is NaN: in a scan it would survive its episode, and must not.
                 return self.plain(x, state, clear, valid)
-            last.append(h_BTH[:, -1])
+            last.append([h_BTH[:, -1]])
             y = torch.where(read[..., None], h_BTH, 0.0)
-        leaf = torch.stack(last, dim=1).detach()
-        return y, TensorDict({"h": leaf}, batch_size=[len(x)])
+        return y, stack_layers(["h"], last)
 
     def plain(
         self,
@@ -65,7 +65,8 @@ class MinLSTM(Cell):
         valid: Bool[Tensor, "B T"] | None = None,
     ) -> tuple[Float[Tensor, "B T H"], TensorDict]:
         """Read a segment step by step."""
-        return reference.minlstm(self, x, state, clear, valid)
+        layers = [partial(self.recurrence, number) for number in range(self.num_layers)]
+        return reference.run(reference.minlstm_layer, layers, ["h"], x, state, clear, valid)
 
     def recurrence(
         self, number: int, x: Float[Tensor, "B T D"], clear: Bool[Tensor, "B T"], read: Bool[Tensor, "B T"]

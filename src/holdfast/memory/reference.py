@@ -1,19 +1,38 @@
 """The cells written out step by step: slow, plain, and what every fast path is measured against."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from tensordict import TensorDict
 
+from holdfast.memory.cell import stack_layers
 from holdfast.shapes import Bool, Float, Tensor
-
-if TYPE_CHECKING:
-    from holdfast.memory.gru import GRU
-    from holdfast.memory.lstm import LSTM
-    from holdfast.memory.minlstm import MinLSTM
 
 LayerWeights = tuple[Tensor, Tensor, Tensor, Tensor]
 """`weight_ih [GH,D], weight_hh [GH,H], bias_ih [GH], bias_hh [GH]`: LSTM gates i f g o, GRU gates r z n."""
+
+Layer = Callable[..., Sequence[Tensor]]
+"""`y_TBH, *after = layer(x_TBD, *before, clear_TB, valid_TB, weights)`: one layer over a segment."""
+
+
+def run(
+    layer: Layer,
+    weights: Iterable[Any],
+    leaves: Sequence[str],
+    x_BTD: Float[Tensor, "B T D"],
+    state: TensorDict,
+    clear_BT: Bool[Tensor, "B T"],
+    valid_BT: Bool[Tensor, "B T"] | None = None,
+) -> tuple[Float[Tensor, "B T H"], TensorDict]:
+    """Do what a cell of such layers does over a segment, layer by layer and step by step."""
+    valid_TB = torch.ones_like(clear_BT).T if valid_BT is None else valid_BT.T
+    y_TBH, layers = x_BTD.transpose(0, 1), []
+    for number, its_weights in enumerate(weights):
+        before = [state[leaf][:, number] for leaf in leaves]
+        y_TBH, *after = layer(y_TBH, *before, clear_BT.T, valid_TB, its_weights)
+        layers.append(after)
+    return y_TBH.transpose(0, 1), stack_layers(leaves, layers)
 
 
 def lstm_layer(
@@ -39,24 +58,6 @@ def lstm_layer(
     return torch.stack(outputs), h_BH, c_BH
 
 
-def lstm(
-    cell: "LSTM",
-    x_BTD: Float[Tensor, "B T D"],
-    state: TensorDict,
-    clear_BT: Bool[Tensor, "B T"],
-    valid_BT: Bool[Tensor, "B T"] | None = None,
-) -> tuple[Float[Tensor, "B T H"], TensorDict]:
-    """Do what `cell(x, state, clear, valid)` does over a segment, layer by layer and step by step."""
-    valid_TB = torch.ones_like(clear_BT).T if valid_BT is None else valid_BT.T
-    y_TBH, after = x_BTD.transpose(0, 1), []
-    for number in range(cell.num_layers):
-        before = state["h"][:, number], state["c"][:, number]
-        y_TBH, *last = lstm_layer(y_TBH, *before, clear_BT.T, valid_TB, cell.layer(number))
-        after.append(last)
-    h, c = (torch.stack(parts, dim=1).detach() for parts in zip(*after, strict=True))
-    return y_TBH.transpose(0, 1), TensorDict({"h": h, "c": c}, batch_size=[len(x_BTD)])
-
-
 def gru_layer(
     x_TBD: Float[Tensor, "T B D"],
     h_BH: Float[Tensor, "B H"],
@@ -78,44 +79,21 @@ def gru_layer(
     return torch.stack(outputs), h_BH
 
 
-def gru(
-    cell: "GRU",
-    x_BTD: Float[Tensor, "B T D"],
-    state: TensorDict,
-    clear_BT: Bool[Tensor, "B T"],
-    valid_BT: Bool[Tensor, "B T"] | None = None,
-) -> tuple[Float[Tensor, "B T H"], TensorDict]:
-    """Do what a GRU cell does over a segment, layer by layer and step by step."""
-    valid_TB = torch.ones_like(clear_BT).T if valid_BT is None else valid_BT.T
-    y_TBH, after = x_BTD.transpose(0, 1), []
-    for number in range(cell.num_layers):
-        before = state["h"][:, number]
-        y_TBH, last = gru_layer(y_TBH, before, clear_BT.T, valid_TB, cell.layer(number))
-        after.append(last)
-    h = torch.stack(after, dim=1).detach()
-    return y_TBH.transpose(0, 1), TensorDict({"h": h}, batch_size=[len(x_BTD)])
-
-
-def minlstm(
-    cell: "MinLSTM",
-    x_BTD: Float[Tensor, "B T D"],
-    state: TensorDict,
-    clear_BT: Bool[Tensor, "B T"],
-    valid_BT: Bool[Tensor, "B T"] | None = None,
-) -> tuple[Float[Tensor, "B T H"], TensorDict]:
-    """Do what a minLSTM cell does over a segment, layer by layer and step by step."""
-    read_BT = torch.ones_like(clear_BT) if valid_BT is None else valid_BT
-    y_BTH, after = x_BTD, []
-    for number in range(cell.num_layers):
-        # A clear is made by selection here, so its a is not needed.
-        a_BTH, b_BTH = cell.recurrence(number, y_BTH, torch.zeros_like(clear_BT), read_BT)
-        h_BH, outputs = state["h"][:, number], []
-        nothing = torch.zeros_like(h_BH)
-        for t in range(x_BTD.shape[1]):
-            h_BH = torch.where(clear_BT[:, t, None], nothing, h_BH)
-            h_BH = a_BTH[:, t] * h_BH + b_BTH[:, t]
-            outputs.append(torch.where(read_BT[:, t, None], h_BH, nothing))
-        y_BTH = torch.stack(outputs, dim=1)
-        after.append(h_BH)
-    h = torch.stack(after, dim=1).detach()
-    return y_BTH, TensorDict({"h": h}, batch_size=[len(x_BTD)])
+def minlstm_layer(
+    x_TBD: Float[Tensor, "T B D"],
+    h_BH: Float[Tensor, "B H"],
+    clear_TB: Bool[Tensor, "T B"],
+    valid_TB: Bool[Tensor, "T B"],
+    recurrence: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]],
+) -> tuple[Float[Tensor, "T B H"], Float[Tensor, "B H"]]:
+    """One minLSTM layer over a segment: h' = a h + b."""
+    # A clear is made by selection here, so its a is not needed.
+    never_BT = torch.zeros_like(clear_TB.T)
+    a_BTH, b_BTH = recurrence(x_TBD.transpose(0, 1), never_BT, valid_TB.T)
+    outputs, nothing = [], torch.zeros_like(h_BH)
+    for a, b, clear, valid in zip(
+        a_BTH.unbind(1), b_BTH.unbind(1), clear_TB[..., None], valid_TB[..., None], strict=True
+    ):
+        h_BH = a * torch.where(clear, nothing, h_BH) + b
+        outputs.append(torch.where(valid, h_BH, nothing))
+    return torch.stack(outputs, dim=1).transpose(0, 1), h_BH

@@ -25,9 +25,10 @@ def orthogonal(layer: Layer, gain: float = 1.0) -> Layer:
     return layer
 
 
+@torch.no_grad()
 def widen(layer: nn.Linear | nn.Conv2d, new: int) -> None:
     """Let a layer read more channels; the new ones weigh nothing until they are learnt."""
-    weight = layer.weight.detach()
+    weight = layer.weight
     nothing = weight.new_zeros(weight.shape[0], new, *weight.shape[2:])
     layer.weight = nn.Parameter(torch.cat([weight, nothing], 1))
     if isinstance(layer, nn.Linear):

@@ -1,5 +1,6 @@
 """Holdfast's own policies under test: lived by the trainer's collector, replayed by its update."""
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -39,6 +40,9 @@ class Wrapped(Subject):
     """Who evaluates."""
 
     def __init__(self, policy: LSTMWrapper, spec: WorldSpec) -> None:
+        if policy.binding.spec is None:
+            # The policy under test is left alone: who is bound to nothing yet is bound as a copy.
+            policy = copy.deepcopy(policy)
         policy.require_bound(spec)
         self.module, self.spec = policy, spec
         self.clear_on, self.sights = policy.clear_on, Sights(spec)
