@@ -19,7 +19,8 @@ from holdfast.policies.graph import CORE, OBS
 from holdfast.worlds import Feature, WorldSpec
 from holdfast.worlds.tokens import PADDING
 
-T, TOKENS = 64, 200
+T = 64
+TOKENS = 200
 SPEC = WorldSpec(
     (TOKENS, 3),
     tuple(f"action_{i}" for i in range(19)),
@@ -77,8 +78,9 @@ def parts_of(policy: ComponentPolicy, obs: torch.Tensor, rows: int) -> dict:
             outputs[name] = policy.components[name](*(outputs[source] for source in sources))
         encoded = outputs[policy.graph.nodes[CORE].sources[0]].unflatten(0, (rows, T))
         said = policy.lstm.cell(encoded, state, clear, valid)[0].flatten(0, 1)
+    # A box has no weights behind it, so nobody asks for its gradient.
     front = outputs[OBS]
-    front = type(front)(*(asking(part) for part in front)) if isinstance(front, tuple) else asking(front)
+    front = type(front)(*(asking(part) for part in front)) if isinstance(front, tuple) else front
     later, heads = [name for name in policy.stages[0][0] if name != OBS], policy.stages[1][0]
     return {
         "front": lambda: [policy.components[OBS](obs)],

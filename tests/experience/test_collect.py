@@ -8,10 +8,12 @@ from hypothesis import strategies as st
 
 from holdfast.errors import ContractError
 from holdfast.experience import Collector, value_of
-from holdfast.policies import make_policy
+from holdfast.learn import replay
+from holdfast.policies import RecurrentPolicy, Thoughts, make_policy
 from holdfast.policies.actions import sample
-from holdfast.worlds import draws, make_world
+from holdfast.worlds import Feature, Step, WorldSpec, draws, make_world, tokens
 from scripted import Scripted, make_reader, random_script
+from small import OnlySpec
 
 A, T = 4, 5
 
@@ -414,3 +416,50 @@ def test_recall_pays_its_returns_into_the_statistics():
     paid = float(steps["rewards"].sum() + tail["rewards"].sum())
     assert found["charts/episodic_return"] == pytest.approx(paid / found["charts/episodes"])
     assert 2 <= found["charts/episodic_length"] <= 5
+
+
+class Crowded(OnlySpec):
+    """Up to so many of 200 tokens are shown at each step."""
+
+    def __init__(self, most):
+        super().__init__(agents=2, spec=WorldSpec((200, 3), ("a", "b"), (Feature("x", 9.0),)))
+        self.most, self.clock = most, 0
+
+    def reset(self):
+        self.clock = 0
+        return self.step(torch.zeros(2).long())
+
+    def step(self, actions):
+        obs = tokens.empty(2, 200, torch.device("cpu"))
+        obs[:, : self.most[self.clock % len(self.most)]] = torch.tensor([0x33, 0, 5]).to(torch.uint8)
+        first = torch.full((2,), self.clock == 0)
+        self.clock += 1
+        flags = {key: torch.zeros(2, dtype=torch.bool) for key in ("terminated", "truncated", "trial")}
+        return Step(obs, torch.zeros(2), first=first, valid=torch.ones_like(first), **flags)
+
+
+@pytest.mark.parametrize("name", ["fast", "latent_attn_tiny", "component:fast", "component:latent_attn_tiny"])
+def test_what_is_padding_in_a_whole_rollout_is_not_learnt_from(name):
+    world = Crowded([10, 70, 3])
+    policy = make_policy(name, world, seed=0, hidden_size=8)
+    segments = Collector(world, policy, length=8, horizon=4, seed=0).rollout(0)
+    assert segments.steps["env_obs"].shape == (4, 4, 80, 3)
+    again = replay(policy, segments)
+    torch.testing.assert_close(again["values"], segments.steps["values"], atol=1e-6, rtol=0)
+
+
+def test_a_policy_that_counts_on_all_tokens_gets_them():
+    class Fixed(RecurrentPolicy):
+        def __init__(self):
+            super().__init__(600, 4, 1)
+            self.out = torch.nn.Linear(4, 3)
+
+        def encode(self, obs):
+            return obs.flatten(1).float()
+
+        def decode(self, features):
+            out = self.out(features)
+            return Thoughts(out[:, :2], out[:, 2])
+
+    segments = Collector(Crowded([10]), Fixed(), length=8, horizon=4, seed=0).rollout(0)
+    assert segments.steps["env_obs"].shape == (4, 4, 200, 3)

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from holdfast.errors import ContractError
 from holdfast.policies import attention
 from holdfast.policies.attention import (
-    SHORTEST,
     AttentionEncoder,
     CrossAttention,
     SelfAttention,
@@ -19,7 +18,7 @@ from holdfast.policies.attention import (
 )
 from holdfast.policies.latent_attn import LatentAttnMed, LatentAttnSmall, LatentAttnTiny
 from holdfast.worlds import Feature
-from holdfast.worlds.tokens import GLOBAL, PADDING
+from holdfast.worlds.tokens import GLOBAL, PADDING, SHORTEST
 
 FEATURES = tuple(Feature(f"feature_{i}", float(i + 1)) for i in range(25))
 WINDOW = (11, 11)

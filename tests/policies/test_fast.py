@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from holdfast import Fast, make_policy, make_world
 from holdfast.errors import ConfigError, ContractError
-from holdfast.policies.encoders import BoxEncoder, TokensToBox
+from holdfast.policies.encoders import BoxEncoder, Conv, TokensToBox
 from holdfast.worlds import Feature, WorldSpec
 from holdfast.worlds.tokens import GLOBAL, PADDING
 
@@ -142,3 +142,35 @@ def test_a_class_of_ones_own_is_found_by_its_path():
     from small import OnlySpec
 
     assert type(make_policy("small:Small", OnlySpec())).__name__ == "Small"
+
+
+@pytest.mark.parametrize("asked", [False, True])
+@settings(max_examples=30, deadline=None)
+@given(
+    side=st.tuples(st.integers(3, 13), st.integers(3, 13)),
+    kernel=st.integers(1, 3),
+    stride=st.integers(1, 3),
+    rows=st.integers(1, 4),
+)
+def test_a_convolution_is_one_however_it_is_computed(asked, side, kernel, stride, rows):
+    torch.manual_seed(0)
+    layer = Conv(3, 4, kernel_size=kernel, stride=stride).double()
+    plain = torch.nn.Conv2d(3, 4, kernel_size=kernel, stride=stride).double()
+    plain.load_state_dict(layer.state_dict())
+    x = torch.randn(rows, 3, *side, dtype=torch.float64)
+    gradients = []
+    for each in (layer, plain):
+        seen = x.clone().requires_grad_(asked)
+        said = each(seen)
+        (said * torch.arange(said.numel()).reshape(said.shape)).sum().backward()
+        gradients.append([each.weight.grad, each.bias.grad, *([seen.grad] if asked else [])])
+    torch.testing.assert_close(layer(x), plain(x), atol=1e-12, rtol=1e-12)
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-9, rtol=1e-12)
+
+
+def test_a_convolution_that_covers_its_picture_is_a_product():
+    torch.manual_seed(0)
+    layer, x = Conv(3, 4, kernel_size=3).double(), torch.randn(2, 3, 3, 3, dtype=torch.float64)
+    expected = torch.nn.functional.conv2d(x, layer.weight, layer.bias)
+    torch.testing.assert_close(layer(x), expected, atol=1e-12, rtol=0)

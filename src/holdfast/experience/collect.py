@@ -13,7 +13,7 @@ from holdfast.experience.worth import shift_in, worth_before
 from holdfast.policies import LSTMWrapper
 from holdfast.policies.actions import actions_of, require_fit
 from holdfast.shapes import Bool, Float, Tensor
-from holdfast.worlds import Step, World
+from holdfast.worlds import Step, World, tokens
 from holdfast.worlds.seen import Seen, check_seen
 
 TAIL_KEYS = ("rewards", "dones", "truncateds", "values", "last_values")
@@ -204,6 +204,9 @@ class Collector:
         )
         shape = (self.length // self.horizon, self.horizon)
         rows = steps.unflatten(1, shape)
+        if self.policy.any_length and self.world.spec.features:
+            # Once a rollout, so that no update computes what is padding in all of it.
+            rows["env_obs"] = tokens.shorten(rows["env_obs"])
         later = rows[:, 1:, 0].select(*TAIL_KEYS)
         later["values"] = self._worth(steps, after).unflatten(1, shape)[:, 1:, 0]
         tail = torch.cat([later, after[:, None]], dim=1)

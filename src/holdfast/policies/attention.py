@@ -11,11 +11,8 @@ from holdfast.errors import ContractError
 from holdfast.policies.binding import ByName
 from holdfast.shapes import Bool, Float, Tensor, UInt8
 from holdfast.worlds.step import Feature
-from holdfast.worlds.tokens import GLOBAL, PADDING
+from holdfast.worlds.tokens import GLOBAL, PADDING, shorten
 
-BLOCK = 16
-SHORTEST = 64
-"""Padding goes in whole blocks, and not below this many tokens: then not a bit of the others changes."""
 FUSED = "cpu"
 """Where torch's fused norm and attention are the fastest for rows as narrow as ours."""
 EMBEDDING_STD = 0.02
@@ -41,17 +38,10 @@ class AttentionSizes:
 def strip_padding(obs: UInt8[Tensor, "N M 3"]) -> UInt8[Tensor, "N M2 3"]:
     """Leave out the padding that all rows end in, where looking costs nothing: on the CPU.
 
-    On a GPU the host would have to wait for the device at every call; there the mask alone must do. Sums
-    of another length are rounded differently, and an agent would feel in its last bits how much its batch
-    mates see. Measured: sums of whole blocks and of more zeros are bit-equal, but for very short ones.
+    On a GPU the host would have to wait for the device at every call; there it was left out once a
+    rollout by the collector, and the mask does the rest.
     """
-    M = obs.shape[1]
-    if obs.device.type != "cpu" or M <= SHORTEST:
-        return obs
-    used = (obs[..., 0] != PADDING).any(0)
-    longest = max(SHORTEST, int((used * torch.arange(1, M + 1, device=obs.device)).max()))
-    length = -(-longest // BLOCK) * BLOCK
-    return obs[:, :length] if length <= M else functional.pad(obs, (0, 0, 0, length - M), value=PADDING)
+    return shorten(obs) if obs.device.type == "cpu" else obs
 
 
 def position_codes(window: tuple[int, int], frequencies: int) -> Float[Tensor, "256 codes"]:

@@ -66,6 +66,7 @@ class ComponentPolicy(PurePolicy):
         self.shapes: Mapping[str, Shape] = shapes
         self.components = nn.ModuleDict({name: part for name, part in built.items() if name not in memories})
         self.stages = _stages(graph, memories)
+        self.any_length = graph.nodes[OBS].kind.any_length
         _connect(graph, self.components)
         self._try_out(spec)
 

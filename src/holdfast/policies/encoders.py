@@ -5,6 +5,7 @@ from typing import TypeVar
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from holdfast.errors import ContractError
 from holdfast.policies.binding import ByName
@@ -35,6 +36,32 @@ def widen(layer: nn.Linear | nn.Conv2d, new: int) -> None:
         layer.in_features += new
     else:
         layer.in_channels += new
+
+
+class Conv(nn.Conv2d):
+    """A convolution without padding, as one matrix product wherever that is faster.
+
+    cuDNN spends most of a small picture's time on the weights' gradient: on an H200 a first layer of
+    5x5 over 25x11x11 takes 5.1 ms forward and backward by convolution and 0.95 ms by patches, a last one
+    that covers its picture 1.5 ms and 0.3 ms. The gradient into overlapping patches is the slow part of
+    patches, so layers further up that need it stay convolutions.
+    """
+
+    def forward(self, input: Float[Tensor, "N C R K"]) -> Float[Tensor, "N O R2 K2"]:
+        """Convolve each picture."""
+        N, _, *sides = input.shape
+        weight = self.weight.flatten(1)
+        if tuple(sides) == self.kernel_size:
+            return functional.linear(input.flatten(1), weight, self.bias).reshape(N, -1, 1, 1)
+        if input.requires_grad:
+            return functional.conv2d(input, self.weight, self.bias, self.stride)
+        (rows, columns), (down, right) = self.kernel_size, self.stride
+        patches = input.unfold(2, rows, down).unfold(3, columns, right)
+        _, _, high, wide, *_ = patches.shape
+        said = functional.linear(
+            patches.permute(0, 2, 3, 1, 4, 5).reshape(N * high * wide, -1), weight, self.bias
+        )
+        return said.reshape(N, high, wide, -1).permute(0, 3, 1, 2)
 
 
 class TokensToBox(ByName):
@@ -104,8 +131,8 @@ class BoxEncoder(nn.Module):
     def __init__(self, features: Sequence[Feature], window: tuple[int, int], size: int) -> None:
         super().__init__()
         self.box = TokensToBox(features, window)
-        self.conv1 = self.box.read_by(orthogonal(nn.Conv2d(self.box.channels, 64, kernel_size=5, stride=3)))
-        self.conv2 = orthogonal(nn.Conv2d(64, 64, kernel_size=3))
+        self.conv1 = self.box.read_by(orthogonal(Conv(self.box.channels, 64, kernel_size=5, stride=3)))
+        self.conv2 = orthogonal(Conv(64, 64, kernel_size=3))
         rows, columns = ((side - 5) // 3 + 1 - 2 for side in (self.box.rows, self.box.columns))
         self.fc1 = orthogonal(nn.Linear(64 * rows * columns, 128))
         self.fc2 = orthogonal(nn.Linear(128, size))

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from holdfast.policies.encoders import TokensToBox, orthogonal
+from holdfast.policies.encoders import Conv, TokensToBox, orthogonal
 from holdfast.policies.spaces import require_tokens
 from holdfast.policies.template import RecurrentPolicy, Thoughts
 from holdfast.shapes import Float, Tensor, UInt8
@@ -15,6 +15,9 @@ from holdfast.worlds.step import WorldSpec
 
 class Example(RecurrentPolicy):
     """What is around me, and what I am -> memory -> what to do, and how good it is."""
+
+    # However many tokens come, the box is as large: padding may be left out.
+    any_length = True
 
     def __init__(self, spec: WorldSpec, hidden_size: int = 512, num_layers: int = 2, **memory: Any) -> None:
         require_tokens("Example", spec)
@@ -32,9 +35,9 @@ class Example(RecurrentPolicy):
         relu = math.sqrt(2)  # the gain that keeps numbers as large as they were when a ReLU follows
         rows, columns = ((side - 5) // 3 + 1 - 2 for side in (rows, columns))
         self.around = nn.Sequential(
-            self.box.read_by(orthogonal(nn.Conv2d(channels, 128, kernel_size=5, stride=3), relu)),
+            self.box.read_by(orthogonal(Conv(channels, 128, kernel_size=5, stride=3), relu)),
             nn.ReLU(),
-            orthogonal(nn.Conv2d(128, 128, kernel_size=3), relu),
+            orthogonal(Conv(128, 128, kernel_size=3), relu),
             nn.ReLU(),
             nn.Flatten(),
             orthogonal(nn.Linear(128 * rows * columns, 256), relu),

@@ -17,6 +17,8 @@ class Fast(RecurrentPolicy):
     Other observations have an encoder by their space, other actions an actor by theirs.
     """
 
+    any_length = True
+
     def __init__(self, spec: WorldSpec, hidden_size: int = 128, num_layers: int = 2, **memory: Any) -> None:
         super().__init__(128, hidden_size, num_layers, **memory)
         self.actions = actions_of(spec)

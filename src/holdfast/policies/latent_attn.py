@@ -13,6 +13,8 @@ from holdfast.worlds.step import WorldSpec
 class _LatentAttn(RecurrentPolicy):
     """Tokens -> attention -> memory -> actor and critic."""
 
+    any_length = True
+
     sizes: ClassVar[AttentionSizes]
 
     def __init__(self, spec: WorldSpec, hidden_size: int = 128, num_layers: int = 2, **memory: Any) -> None:

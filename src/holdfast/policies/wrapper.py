@@ -30,6 +30,8 @@ class LSTMWrapper(nn.Module):
 
     actions: Actions = Categorical()
     """What the scores mean. For MultiDiscrete and Box actions set `self.actions = actions_of(spec)`."""
+    any_length: bool = False
+    """Whether tokens may come without the padding that all rows end in: then less of it is computed."""
     hears_by_name: ClassVar[bool] = False
     """Whether observations and scores are translated when the policy lives in another world."""
 

@@ -11,6 +11,9 @@ from holdfast.shapes import Tensor, UInt8
 
 GLOBAL = 0xFE
 PADDING = 0xFF
+BLOCK = 16
+SHORTEST = 64
+"""Tokens are left out in blocks, and not below this many."""
 
 
 def pack_location(row: int, column: int) -> int:
@@ -18,6 +21,24 @@ def pack_location(row: int, column: int) -> int:
     if not (0 <= row <= 14 and 0 <= column <= 14):
         raise ContractError(f"row {row}, column {column} is outside 0..14 and has no location byte.")
     return row << 4 | column
+
+
+def shorten(obs: UInt8[Tensor, "*rows M 3"]) -> UInt8[Tensor, "*rows M2 3"]:
+    """Leave out the padding that all rows end in. The host looks at the tokens: on a GPU it waits for them.
+
+    Sums of another length are rounded differently, and an agent would feel in its last bits how much its
+    batch mates see. Measured: sums of whole blocks and of more zeros are bit-equal, but for very short
+    ones. So padding goes in whole blocks, and not below a shortest length.
+    """
+    M = obs.shape[-2]
+    if M <= SHORTEST:
+        return obs
+    used = (obs[..., 0] != PADDING).flatten(0, -2).any(0)
+    longest = max(SHORTEST, int((used * torch.arange(1, M + 1, device=obs.device)).max()))
+    length = -(-longest // BLOCK) * BLOCK
+    if length <= M:
+        return obs[..., :length, :]
+    return torch.nn.functional.pad(obs, (0, 0, 0, length - M), value=PADDING)
 
 
 def empty(agents: int, tokens: int, device: torch.device) -> UInt8[Tensor, "A M 3"]:

@@ -27,6 +27,9 @@ class Component(nn.Module, ABC):
     reads: ClassVar[Literal["sources", "world", "nothing"]] = "sources"
     """`world`: the observation itself, as `_obs_` does; `nothing`: it is the same for all rows."""
 
+    any_length: ClassVar[bool] = False
+    """Of one that reads tokens: whether they may come without the padding that all rows end in."""
+
     def __init__(self) -> None:
         super().__init__()
 

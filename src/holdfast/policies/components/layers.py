@@ -9,7 +9,7 @@ from torch import nn
 
 from holdfast.errors import ContractError
 from holdfast.policies.components.component import Component, Shape, Size, require_axes, tell
-from holdfast.policies.encoders import orthogonal
+from holdfast.policies.encoders import Conv, orthogonal
 from holdfast.shapes import Float, Tensor
 from holdfast.worlds.step import WorldSpec
 
@@ -69,7 +69,7 @@ class Conv2d(Component):
             raise ContractError(
                 f"a kernel of {self.kernel_size} does not fit into {tell((channels, rows, columns))}"
             )
-        layer = nn.Conv2d(channels, self.out_channels, self.kernel_size, self.stride)
+        layer = Conv(channels, self.out_channels, self.kernel_size, self.stride)
         self.layer = orthogonal(layer, self.gain)
         shrunk = ((side - self.kernel_size) // self.stride + 1 for side in (rows, columns))
         return (self.out_channels, *shrunk)

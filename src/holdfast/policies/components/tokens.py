@@ -26,6 +26,7 @@ class TokensToBox(Component):
     """Tokens drawn into a box `[features,rows,columns]`."""
 
     reads = "world"
+    any_length = True
 
     def build(self, sources: Sequence[Shape], spec: WorldSpec) -> Shape:
         """Read the world's tokens."""
@@ -42,6 +43,7 @@ class TokensToVectors(Component):
     """Tokens as vectors: which feature, where, and how much of it."""
 
     reads = "world"
+    any_length = True
 
     def __init__(self, embedding: Size, frequencies: Size) -> None:
         super().__init__()
