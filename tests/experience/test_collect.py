@@ -10,7 +10,7 @@ from holdfast.errors import ContractError
 from holdfast.experience import Collector, value_of
 from holdfast.learn import replay
 from holdfast.policies import RecurrentPolicy, Thoughts, make_policy
-from holdfast.policies.template import sample
+from holdfast.policies.actions import sample
 from holdfast.worlds import Feature, Step, WorldSpec, draws, make_world, tokens
 from scripted import Scripted, make_reader, random_script
 from small import OnlySpec

@@ -8,7 +8,7 @@ from tensordict import TensorDict
 
 from holdfast.errors import ContractError
 from holdfast.policies import RecurrentPolicy
-from holdfast.policies.template import sample
+from holdfast.policies.actions import sample
 from small import Small, make_small
 
 

@@ -44,8 +44,8 @@ class Subject(ABC):
     segments: int = 2
     """How its trainer cuts a life: so many rollouts of so many segments each."""
     clear_on: ClearOn = "episode"
-    actions: int | spaces.Box = 1
-    """How many actions there are to choose from, or the box they are in."""
+    actions: int | spaces.MultiDiscrete | spaces.Box = 1
+    """How many actions there are to choose from, or the space they are in."""
     told_of_starts: bool = True
     """Whether it, or its trainer, is told where episodes start; if not, the check clears in its place."""
     notes: tuple[str, ...] = ()
@@ -65,6 +65,9 @@ class Subject(ABC):
         """Draw actions it could take."""
         if isinstance(self.actions, int):
             return torch.randint(self.actions, size, generator=generator)
+        if isinstance(self.actions, spaces.MultiDiscrete):
+            parts = [torch.randint(count, size, generator=generator) for count in self.actions.nvec.tolist()]
+            return torch.stack(parts, dim=-1)
         return torch.randn(*size, *self.actions.shape, generator=generator)
 
     @abstractmethod

@@ -9,6 +9,7 @@ from holdfast.learn import replay
 from holdfast.policies import LSTMWrapper
 from holdfast.policies.clock import clears
 from holdfast.shapes import Bool, Float, Tensor
+from holdfast.worlds.seen import choose
 
 REPLAY_ALARM = 1e-4
 """Above this, replaying does not give what was lived: the memory is wrong somewhere."""
@@ -71,15 +72,11 @@ def _leak(policy: LSTMWrapper, segments: Segments, was: TensorDictBase, last: Te
     steps = segments.steps.clone()
     step = torch.arange(steps.shape[1], device=last.device)
     before = step[None] < last[:, None]
-    obs = steps["env_obs"]
-    mask = before.reshape(*before.shape, *[1] * (obs.dim() - 2))
-    steps["env_obs"] = torch.where(mask, obs[other], obs)
-    entry = segments.entry[other]
+    steps["env_obs"] = choose(before, steps["env_obs"][other], steps["env_obs"])
+    entry, told = segments.entry[other], policy.actions.key
     now = replay(policy, Segments(steps, entry, segments.tail, segments.version))
-    moved = torch.maximum(
-        (now["values"] - was["values"]).abs(), (now["full_log_probs"] - was["full_log_probs"]).abs().amax(-1)
-    )
-    size = torch.maximum(was["values"].abs().max(), was["full_log_probs"].abs().max()).clamp(min=1)
+    moved = torch.maximum((now["values"] - was["values"]).abs(), (now[told] - was[told]).abs().amax(-1))
+    size = torch.maximum(was["values"].abs().max(), was[told].abs().max()).clamp(min=1)
     return torch.where(before | ~steps["valid"], 0.0, moved / size)
 
 

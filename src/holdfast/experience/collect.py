@@ -1,7 +1,8 @@
 """Collecting: the world speaks, the policy answers, and what was lived becomes segments."""
 
 from dataclasses import dataclass, field
-from typing import cast
+from functools import partial
+from typing import Any, cast
 
 import torch
 from tensordict import TensorDict
@@ -10,8 +11,10 @@ from holdfast.errors import ContractError
 from holdfast.experience.segments import Segments
 from holdfast.experience.worth import shift_in, worth_before
 from holdfast.policies import LSTMWrapper
-from holdfast.shapes import Bool, Float, Shaped, Tensor
-from holdfast.worlds import Step, World, draws, tokens
+from holdfast.policies.actions import actions_of, require_fit
+from holdfast.shapes import Bool, Float, Tensor
+from holdfast.worlds import Step, World, tokens
+from holdfast.worlds.seen import Seen, check_seen
 
 TAIL_KEYS = ("rewards", "dones", "truncateds", "values", "last_values")
 
@@ -38,18 +41,18 @@ def as_batch(step: Step, start: int, uniform: Tensor) -> TensorDict:
 def value_of(
     policy: LSTMWrapper,
     state: TensorDict,
-    obs: Shaped[Tensor, "A ..."],
+    obs: Seen,
     first: Bool[Tensor, " A"],
     trial: Bool[Tensor, " A"],
     valid: Bool[Tensor, " A"] | None = None,
 ) -> Float[Tensor, " A"]:
     """Ask what observations are worth, given a state. Nothing advances: it is a replay."""
-    batch = {"env_obs": obs, "first": first, "trial": trial}
+    batch: dict[str, Any] = {"env_obs": obs, "first": first, "trial": trial}
     if valid is not None:
         batch["valid"] = valid
-    batch["draws"] = torch.zeros(len(obs), device=obs.device)
+    batch["draws"] = policy.actions.idle(len(first), first.device)
     with torch.no_grad(), policy.replay(state):
-        return policy(TensorDict(batch, batch_size=[len(obs)]))["values"]
+        return policy(TensorDict(batch, batch_size=first.shape))["values"]
 
 
 @dataclass
@@ -102,13 +105,13 @@ class Collector:
     def __init__(self, world: World, policy: LSTMWrapper, *, length: int, horizon: int, seed: int) -> None:
         self.world, self.policy = world, policy
         self.length, self.horizon, self.seed = length, horizon, seed
+        self._actions = actions_of(world.spec)
         policy.require_bound(world.spec)
         policy.store.open({0: world.agents})
         self._pending = world.reset()
         self._clock = 0
         self._agent = torch.arange(world.agents, device=self._pending.reward.device)
         self._steps = self._room()
-        _require_as_told(self._pending.obs, self._steps["env_obs"])
         zeros = torch.zeros_like(self._pending.reward)
         self.episodes = EpisodeStatistics(zeros, zeros.clone())
 
@@ -130,15 +133,13 @@ class Collector:
         return self._cut(self._steps, entry, version)
 
     def _room(self) -> TensorDict:
-        """Make room for a rollout."""
+        """Make room for a rollout; fractions are stored in the precision the world shows them in."""
         step = self.policy.get_agent_experience_spec()
         step["last_values"] = torch.zeros_like(step["values"])
+        check_seen(self._pending.obs, step["env_obs"])
+        step["env_obs"] = self._pending.obs[:0]
         size = (self.world.agents, self.length)
-        room = {
-            key: torch.zeros(*size, *leaf.shape[1:], dtype=leaf.dtype, device=leaf.device)
-            for key, leaf in step.items()
-        }
-        return TensorDict(room, batch_size=size)
+        return cast("TensorDict", step.apply(partial(_room_of, size), batch_size=size))
 
     def _state(self) -> TensorDict:
         return self.policy.store.read(0, self.world.agents)
@@ -146,11 +147,9 @@ class Collector:
     def _live_one_step(self) -> TensorDict:
         step = self._pending
         last_values = self._last_values(step)
-        uniform = draws.uniform(self.seed, draws.STREAM_ACTION, self._agent, self._clock)
-        td = self.policy(as_batch(step, 0, uniform))
-        scored, there = td["full_log_probs"].shape[-1], len(self.world.spec.action_names)
-        if scored != there:
-            raise ContractError(f"The policy scores {scored} actions; the world has {there}.")
+        mine = self.policy.actions
+        td = self.policy(as_batch(step, 0, mine.uniform(self.seed, self._agent, self._clock)))
+        require_fit(mine, td[mine.key].shape[-1], self._actions)
         self.episodes.acted(step.valid)
         self._pending = self.world.step(td["actions"])
         self._clock += 1
@@ -214,13 +213,8 @@ class Collector:
         return Segments(rows.flatten(0, 1), entry.flatten(0, 1), tail.flatten(0, 1), version)
 
 
-def _require_as_told(obs: Tensor, room: Tensor) -> None:
-    """Refuse observations that are not what the spec says: stored otherwise, they would replay otherwise."""
-    if obs.shape[1:] != room.shape[2:] or obs.dtype != room.dtype:
-        raise ContractError(
-            f"The world's spec says observations are {list(room.shape[2:])} {room.dtype}; "
-            f"those of reset() are {list(obs.shape[1:])} {obs.dtype}."
-        )
+def _room_of(size: tuple[int, int], leaf: Tensor) -> Tensor:
+    return torch.zeros(*size, *leaf.shape[1:], dtype=leaf.dtype, device=leaf.device)
 
 
 def _last_valid_value(steps: TensorDict) -> Float[Tensor, " A"]:

@@ -46,19 +46,16 @@ def evaluate(
     """
     share = math.ceil(episodes / world.agents)
     step = world.reset()
-    # Moving a copy to where it is lays its weights end to end again, as cuDNN wants them.
-    player = copy.deepcopy(policy).eval().to(step.reward.device)
-    if player.binding.spec is None or player.binding.spec.words != world.spec.words:
-        player.bind(world.spec, learn=False)
-    player.store.open({0: world.agents})
-    total, idle = torch.zeros_like(step.reward), torch.zeros_like(step.reward)
+    player = _player(policy, world, step.reward.device)
+    total, told = torch.zeros_like(step.reward), player.actions
+    idle = told.idle(world.agents, step.reward.device)
     finished = torch.zeros_like(step.reward, dtype=torch.long)
     since = torch.zeros_like(finished)
     returns = step.reward.new_zeros(world.agents, share + 1)
     while int(finished.min()) < share:
         if memory == "cleared":
             player.reset_memory()
-        actions = player(as_batch(step, 0, idle))["full_log_probs"].argmax(-1)
+        actions = told.greedy(player(as_batch(step, 0, idle))[told.key])
         acted, step = step.valid, world.step(actions)
         total += torch.where(acted, step.reward, 0.0)
         ended = step.terminated | step.truncated
@@ -69,6 +66,16 @@ def evaluate(
         since = torch.where(ended, 0, since + 1)
         _require_patience(since, patience)
     return Evaluation(returns[:, :share].T.flatten()[:episodes], memory)
+
+
+def _player(policy: LSTMWrapper, world: World, device: torch.device) -> LSTMWrapper:
+    """Copy a policy to play in a world."""
+    # Moving a copy to where it is lays its weights end to end again, as cuDNN wants them.
+    player = copy.deepcopy(policy).eval().to(device)
+    if player.binding.spec is None or player.binding.spec.words != world.spec.words:
+        player.bind(world.spec, learn=False)
+    player.store.open({0: world.agents})
+    return player
 
 
 def _require_patience(since: Int[Tensor, " A"], patience: int) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from holdfast.errors import ConfigError, did_you_mean
 from holdfast.named import find_named
+from holdfast.policies.actions import Actions, actions_of
 from holdfast.policies.component_policy import ComponentPolicy
 from holdfast.policies.example import Example
 from holdfast.policies.fast import Fast
@@ -20,6 +21,7 @@ from holdfast.worlds.step import World
 
 __all__ = [
     "POLICIES",
+    "Actions",
     "ComponentPolicy",
     "Example",
     "Fast",
@@ -30,6 +32,7 @@ __all__ = [
     "PurePolicy",
     "RecurrentPolicy",
     "Thoughts",
+    "actions_of",
     "make_policy",
 ]
 

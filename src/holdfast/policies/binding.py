@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from holdfast.errors import ContractError
-from holdfast.shapes import Float, Shaped, Tensor, UInt8
+from holdfast.shapes import Float, Tensor, UInt8
+from holdfast.worlds.seen import Seen
 from holdfast.worlds.step import Feature, WorldSpec
 from holdfast.worlds.tokens import PADDING
 
@@ -55,9 +56,9 @@ class Binding(nn.Module):
         """Whether the world's words are not the policy's own."""
         return self._id_of is not None or self._score_of is not None
 
-    def heard(self, obs: Shaped[Tensor, "*batch"]) -> Shaped[Tensor, "*batch"]:
+    def heard(self, obs: Seen) -> Seen:
         """Translate the features of a world's tokens into the policy's own; the unknown become padding."""
-        return obs if self._id_of is None else _renamed(obs, self._id_of)
+        return obs if self._id_of is None or not isinstance(obs, Tensor) else _renamed(obs, self._id_of)
 
     def said(self, scores: Float[Tensor, "*batch own"]) -> Float[Tensor, "*batch actions"]:
         """Put scores of the policy's own actions into the world's order; the unknown are never taken."""
@@ -70,7 +71,7 @@ class Binding(nn.Module):
     def bind(self, policy: nn.Module, spec: WorldSpec, *, learn: bool) -> None:
         """Learn a world's words; with `learn` new ones are added to the policy's own."""
         if self.spec is None and not self.actions:
-            self.features, self.actions = spec.features, spec.action_names
+            self.features, self.actions = spec.features, spec.choices
         else:
             self._require_same_kind(spec)
             self._meet(policy, spec, learn=learn)
@@ -109,6 +110,9 @@ class Binding(nn.Module):
                 f"This policy reads observations {list(old.obs_shape)}; those of the world it is bound to "
                 f"now are {list(spec.obs_shape)}."
             )
+        for is_what, was, now in (("reads", old.sight, spec.sight), ("takes", old.action, spec.action)):
+            if not spec.features and was != now:
+                raise ContractError(f"This policy {is_what} {was}; the world it is bound to now has {now}.")
         if spec.features and spec.window != old.window:
             raise ContractError(
                 f"This policy looks through a window of {old.window[0]}x{old.window[1]}; the world it is "
@@ -126,11 +130,11 @@ class Binding(nn.Module):
         if learn:
             known = {feature.name for feature in self.features}
             features = tuple(replace(each, id=None) for each in spec.features if each.name not in known)
-            actions = tuple(name for name in spec.action_names if name not in self.actions)
+            actions = tuple(name for name in spec.choices if name not in self.actions)
             _require_room("features", [feature.name for feature in features], parts)
             _require_room("actions", actions, parts)
             self.features, self.actions = self.features + features, self.actions + actions
-        elif not set(spec.action_names) & set(self.actions):
+        elif spec.choices and not set(spec.choices) & set(self.actions):
             raise ContractError(
                 f"This policy knows none of the world's actions {', '.join(spec.action_names)}; "
                 f"it knows {', '.join(self.actions)}."
@@ -145,7 +149,7 @@ class Binding(nn.Module):
         for number, feature in zip(spec.feature_ids, spec.features, strict=True):
             ids[number] = own.get(feature.name, PADDING)
         same = ids[: len(own)] == list(range(len(own))) and set(ids[len(own) :]) <= {PADDING}
-        rows = [self.actions.index(name) if name in self.actions else -1 for name in spec.action_names]
+        rows = [self.actions.index(name) if name in self.actions else -1 for name in spec.choices]
         # -1 is the score after all of the policy's own.
         rows = [len(self.actions) if row < 0 else row for row in rows]
         return (

@@ -7,7 +7,7 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from holdfast.errors import HoldfastError
+from holdfast.errors import ContractError, HoldfastError
 from holdfast.memory import Bundle, Cell, MemoryInit
 from holdfast.policies.clock import ClearOn
 from holdfast.policies.components import Component, Memory, Shape, make_component
@@ -18,6 +18,7 @@ from holdfast.policies.encoders import TokensToBox as Box
 from holdfast.policies.graph import ACTION, CORE, OBS, VALUE, Graph, find_graph
 from holdfast.policies.template import PurePolicy, Thoughts
 from holdfast.shapes import Bool, Shaped, Tensor
+from holdfast.worlds.seen import parts_of
 from holdfast.worlds.step import WorldSpec
 from holdfast.worlds.tokens import PADDING
 
@@ -49,6 +50,7 @@ class ComponentPolicy(PurePolicy):
         clear_on: ClearOn = "episode",
     ) -> None:
         graph = find_graph(graph) if isinstance(graph, str) else graph
+        _require_one_tensor(spec)
         asked = {"hidden_size": hidden_size, "num_layers": num_layers, "name": memory, "init": memory_init}
         built, shapes = _build(graph, spec, {key: value for key, value in asked.items() if value})
         memories = {name: part.cell for name, part in built.items() if isinstance(part, Memory)}
@@ -144,6 +146,15 @@ def _build(
         if shapes[name] != shape:
             raise graph.wrong(f"it must give {tell(shape)}; it gives {tell(shapes[name])}", name)
     return built, shapes
+
+
+def _require_one_tensor(spec: WorldSpec) -> None:
+    if parts_of(spec.sight) or spec.action is not None:
+        what = f"shows {spec.sight}" if spec.action is None else f"takes {spec.action}"
+        raise ContractError(
+            f"Component graphs read one tensor and take named actions; this world {what}. "
+            "Use policy=fast: it fits any."
+        )
 
 
 def _stages(graph: Graph, memories: Mapping[str, Cell]) -> list[tuple[list[str], list[str]]]:

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from holdfast.policies.encoders import Conv, TokensToBox, orthogonal
+from holdfast.policies.spaces import require_tokens
 from holdfast.policies.template import RecurrentPolicy, Thoughts
 from holdfast.shapes import Float, Tensor, UInt8
 from holdfast.worlds.step import WorldSpec
@@ -19,6 +20,7 @@ class Example(RecurrentPolicy):
     any_length = True
 
     def __init__(self, spec: WorldSpec, hidden_size: int = 512, num_layers: int = 2, **memory: Any) -> None:
+        require_tokens("Example", spec)
         # First the memory: it reads 512 numbers a step (what `encode` returns) and says `hidden_size`.
         # `memory` holds what a run may ask for (which cell, how it starts, when it forgets): pass it on.
         super().__init__(512, hidden_size, num_layers, **memory)

@@ -84,3 +84,30 @@ class BilinearActor(nn.Module):
     def forward(self, x: Float[Tensor, "N H"]) -> Float[Tensor, "N actions"]:
         """Score every action for `[N,H]`."""
         return self.scores(torch.relu(self.fc1(x)), self.embeddings())
+
+
+class LinearActor(nn.Module):
+    """Gives any number of scores from one hidden layer; they start small, so that everything is tried."""
+
+    def __init__(self, input_size: int, scores: int) -> None:
+        super().__init__()
+        self.fc1 = orthogonal(nn.Linear(input_size, 512), gain=math.sqrt(2))
+        self.fc2 = orthogonal(nn.Linear(512, scores), gain=0.01)
+
+    def forward(self, x: Float[Tensor, "N H"]) -> Float[Tensor, "N scores"]:
+        """Score `[N,H]`."""
+        return self.fc2(torch.tanh(self.fc1(x)))
+
+
+class GaussianActor(nn.Module):
+    """Gives the means and log deviations of numbers; the deviations, 1 at first, are the same everywhere."""
+
+    def __init__(self, input_size: int, numbers: int) -> None:
+        super().__init__()
+        self.mean = LinearActor(input_size, numbers)
+        self.log_deviation = nn.Parameter(torch.zeros(numbers))
+
+    def forward(self, x: Float[Tensor, "N H"]) -> Float[Tensor, "N scores"]:
+        """Score `[N,H]`: means and log deviations side by side."""
+        mean = self.mean(x)
+        return torch.cat([mean, self.log_deviation.expand_as(mean)], dim=-1)

@@ -4,6 +4,7 @@ from typing import Any, ClassVar
 
 from holdfast.policies.attention import AttentionEncoder, AttentionSizes
 from holdfast.policies.heads import BilinearActor, Critic
+from holdfast.policies.spaces import require_tokens
 from holdfast.policies.template import RecurrentPolicy, Thoughts
 from holdfast.shapes import Float, Tensor, UInt8
 from holdfast.worlds.step import WorldSpec
@@ -17,6 +18,7 @@ class _LatentAttn(RecurrentPolicy):
     sizes: ClassVar[AttentionSizes]
 
     def __init__(self, spec: WorldSpec, hidden_size: int = 128, num_layers: int = 2, **memory: Any) -> None:
+        require_tokens(type(self).__name__, spec)
         super().__init__(128, hidden_size, num_layers, **memory)
         self.encoder = AttentionEncoder(spec.features, spec.window, self.sizes, out=128)
         self.critic = Critic(hidden_size)

@@ -10,13 +10,15 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from holdfast.errors import ContractError
+from holdfast.policies.actions import Actions
 from holdfast.policies.clock import clears, slice_start
 from holdfast.policies.wrapper import LSTMWrapper
-from holdfast.shapes import Bool, Float, Int, Shaped, Tensor
+from holdfast.shapes import Bool, Float, Shaped, Tensor
+from holdfast.worlds.seen import Seen, device_of, still
 
 
 class Thoughts(NamedTuple):
-    """What a policy makes of each observation: a score for each action, and a value."""
+    """What a policy makes of each observation: scores of actions (`policy.actions.size`), and a value."""
 
     logits: Float[Tensor, "*batch actions"]
     values: Float[Tensor, "*batch"]
@@ -33,7 +35,7 @@ class PurePolicy(LSTMWrapper, ABC):
     @abstractmethod
     def think(
         self,
-        obs: Shaped[Tensor, "B ..."],
+        obs: Seen,
         first: Bool[Tensor, "B *T"],
         state: TensorDict,
         valid: Bool[Tensor, "B *T"] | None,
@@ -55,7 +57,7 @@ class PurePolicy(LSTMWrapper, ABC):
 
     def unroll(
         self,
-        obs: Shaped[Tensor, "B ..."],
+        obs: Seen,
         first: Bool[Tensor, "B *T"],
         state: TensorDict,
         valid: Bool[Tensor, "B *T"] | None = None,
@@ -66,9 +68,7 @@ class PurePolicy(LSTMWrapper, ABC):
         before it reads. The returned state has no graph. Observations and scores are in the words of
         the world the policy is bound to.
         """
-        if valid is not None and obs.is_floating_point():
-            # What nobody acts on may be anything, NaN too; it must not reach a gradient.
-            obs = torch.where(valid.reshape(*first.shape, *[1] * (obs.dim() - first.dim())), obs, 0.0)
+        obs = obs if valid is None else still(obs, valid)
         thoughts, state = self.think(self.binding.heard(obs), first, state, valid)
         return Thoughts(self.binding.said(thoughts.logits), thoughts.values), state
 
@@ -77,7 +77,7 @@ class PurePolicy(LSTMWrapper, ABC):
         self,
         td: TensorDictBase,
         state: TensorDict | None = None,
-        action: Int[Tensor, "..."] | None = None,
+        action: Shaped[Tensor, "..."] | None = None,
     ) -> TensorDictBase:
         """Act (no `action`) or judge given actions, for a step `[B]` or segments `[B,T]`.
 
@@ -89,12 +89,12 @@ class PurePolicy(LSTMWrapper, ABC):
         shape = (B,) if T == 1 and td.batch_dims == 1 else (B, T)
         clear = clears(td, self.clear_on).reshape(shape)
         valid = td["valid"].bool().reshape(shape) if "valid" in td else None
-        obs = td["env_obs"].reshape(*shape, *td["env_obs"].shape[td.batch_dims :])
+        obs = _in_shape(td["env_obs"], shape, td.batch_dims)
         with self.replay(state) if state is not None else nullcontext():
             start = 0 if self.store.is_replaying else slice_start(td)
             thoughts, after = self.unroll(obs, clear, self.store.read(start, B), valid)
             self.store.write(start, after)
-        return _answer(td, thoughts, action)
+        return _answer(self.actions, td, thoughts, action)
 
 
 class RecurrentPolicy(PurePolicy, ABC):
@@ -103,8 +103,11 @@ class RecurrentPolicy(PurePolicy, ABC):
     parts = ("encode", "decode")
 
     @abstractmethod
-    def encode(self, obs: Shaped[Tensor, "N ..."]) -> Float[Tensor, "N D"]:
-        """Turn observations into what the memory reads, each on its own."""
+    def encode(self, obs: Any) -> Float[Tensor, "N D"]:
+        """Turn observations into what the memory reads, each on its own.
+
+        They are a tensor `[N,...]`, or in worlds of Dict observations a TensorDict: `obs["image"]`.
+        """
 
     @abstractmethod
     def decode(self, features: Float[Tensor, "N H"]) -> Thoughts:
@@ -112,7 +115,7 @@ class RecurrentPolicy(PurePolicy, ABC):
 
     def think(
         self,
-        obs: Shaped[Tensor, "B ..."],
+        obs: Seen,
         first: Bool[Tensor, "B *T"],
         state: TensorDict,
         valid: Bool[Tensor, "B *T"] | None,
@@ -138,33 +141,29 @@ def _rows_and_steps(td: TensorDictBase) -> tuple[int, int]:
         raise ContractError(f"A policy takes batches [B] or [B,T]; this one is {td.batch_size}.")
     for key, number in (("bptt", T), ("batch", B)):
         if key not in td:
-            td[key] = torch.full(td.batch_size, number, dtype=torch.long, device=td["env_obs"].device)
+            where = device_of(td["env_obs"])
+            td[key] = torch.full(td.batch_size, number, dtype=torch.long, device=where)
     return B, T
 
 
-def _answer(td: TensorDictBase, thoughts: Thoughts, action: Tensor | None) -> TensorDictBase:
+def _in_shape(obs: Seen, shape: tuple[int, ...], batch_dims: int) -> Seen:
+    return obs.reshape(*shape, *obs.shape[batch_dims:])
+
+
+def _answer(
+    actions: Actions, td: TensorDictBase, thoughts: Thoughts, action: Tensor | None
+) -> TensorDictBase:
     shape = td.batch_size
-    log_probs = torch.log_softmax(thoughts.logits.reshape(*shape, -1), dim=-1)
+    told = actions.tell(thoughts.logits.reshape(*shape, -1))
     values = thoughts.values.reshape(shape)
     if action is None:
-        uniform = td["draws"] if "draws" in td else torch.rand(shape, device=log_probs.device)
-        td["actions"] = chosen = sample(log_probs, uniform)
+        uniform = td["draws"] if "draws" in td else torch.rand((*shape, *actions.shape), device=told.device)
+        td["actions"] = chosen = actions.sample(told, uniform)
     else:
-        chosen = action.reshape(shape)
-        td["entropy"] = -(log_probs.exp() * log_probs).sum(-1)
+        chosen = action.reshape(*shape, *actions.shape)
+        td["entropy"] = actions.entropy(told)
         td["value"] = values
-    td["act_log_prob"] = log_probs.gather(-1, chosen.long().unsqueeze(-1)).squeeze(-1)
+    td["act_log_prob"] = actions.log_prob(told, chosen)
     td["values"] = values
-    td["full_log_probs"] = log_probs
+    td[actions.key] = told
     return td
-
-
-def sample(
-    log_probs: Float[Tensor, "*batch actions"], uniform: Float[Tensor, "*batch"]
-) -> Int[Tensor, "*batch"]:
-    """Draw actions from one uniform number each, by inverting the cumulative distribution."""
-    cumulative = log_probs.exp().cumsum(-1)
-    point = uniform.to(cumulative.dtype).unsqueeze(-1) * cumulative[..., -1:]
-    # Rounding may lift the point to the total; the last action that can be drawn is where it is reached.
-    last = (cumulative < cumulative[..., -1:]).sum(-1)
-    return torch.minimum((cumulative <= point).sum(-1), last)

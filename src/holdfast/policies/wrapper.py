@@ -1,7 +1,7 @@
 """`LSTMWrapper`: the face that hand-written policies inherit; the memory package does the work."""
 
 from contextlib import AbstractContextManager
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -10,9 +10,11 @@ from torch import nn
 from holdfast.errors import ContractError
 from holdfast.memory import Cell, LiveStore, MemoryInit, make_cell
 from holdfast.memory.time_major import LeafBySlice, TimeMajorLSTM, from_pair, to_pair
+from holdfast.policies.actions import Actions, Categorical
 from holdfast.policies.binding import Binding, adopt_before_loading
 from holdfast.policies.clock import ClearOn, clears, slice_start
 from holdfast.shapes import Tensor
+from holdfast.worlds.seen import blank
 from holdfast.worlds.step import WorldSpec
 
 Memory = tuple[dict[int, Tensor], ...]
@@ -26,6 +28,8 @@ class LSTMWrapper(nn.Module):
     `RecurrentPolicy`, write `encode` and `decode`, and have nothing to forget.
     """
 
+    actions: Actions = Categorical()
+    """What the scores mean. For MultiDiscrete and Box actions set `self.actions = actions_of(spec)`."""
     any_length: bool = False
     """Whether tokens may come without the padding that all rows end in: then less of it is computed."""
     hears_by_name: ClassVar[bool] = False
@@ -81,12 +85,11 @@ class LSTMWrapper(nn.Module):
             raise ContractError("This policy is bound to no world yet; call policy.bind(world.spec).")
         weight = next(self.parameters())
         flag, number = torch.zeros(0, dtype=torch.bool), torch.zeros(0, dtype=weight.dtype)
-        seen = torch.uint8 if spec.features else torch.float32
-        leaves = {
-            "env_obs": torch.zeros(0, *spec.obs_shape, dtype=seen),
+        leaves: dict[str, Any] = {
+            "env_obs": blank(spec.sight),
             "rewards": torch.zeros(0),
             **dict.fromkeys(("dones", "truncateds", "first", "valid", "trial"), flag),
-            "actions": torch.zeros(0, dtype=torch.long),
+            "actions": torch.zeros(0, *self.actions.shape, dtype=self.actions.dtype or weight.dtype),
             "act_log_prob": number,
             "values": number,
         }

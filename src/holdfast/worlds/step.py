@@ -1,10 +1,15 @@
 """What the world says: the one clock of episodes, and the contract every world keeps."""
 
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from gymnasium import spaces
 
 from holdfast.errors import ContractError
-from holdfast.shapes import Bool, Float, Int, Shaped, Tensor
+from holdfast.shapes import Bool, Float, Shaped, Tensor
+from holdfast.worlds.seen import Seen, check_action_space, check_observation
 
 Truncates = Literal["never", "always"]
 
@@ -18,7 +23,7 @@ class Step:
     already shows the next one; what was last seen of a truncated one is in `last_obs`.
     """
 
-    obs: Shaped[Tensor, "A ..."]
+    obs: Seen
     reward: Float[Tensor, " A"]
     terminated: Bool[Tensor, " A"]
     truncated: Bool[Tensor, " A"]
@@ -27,7 +32,7 @@ class Step:
     """False where nobody acts: memory stands still and the row weighs nothing."""
     trial: Bool[Tensor, " A"]
     """True where a new trial opens inside an episode."""
-    last_obs: Shaped[Tensor, "A ..."] | None = None
+    last_obs: Seen | None = None
     """The true last observation, read only in rows where `truncated`."""
 
 
@@ -57,9 +62,24 @@ class WorldSpec:
     """The best mean return there is."""
     best_return_without_memory: float | None = None
     """The best mean return of a policy that sees only the present observation."""
+    observation: spaces.Space[Any] | None = None
+    """What is seen. None: tokens where there are `features`, else numbers of `obs_shape`."""
+    action: spaces.MultiDiscrete | spaces.Box | None = None
+    """What is done. None: one of `action_names`. In a Box it is a raw sample; the world clips it."""
+
+    @property
+    def sight(self) -> spaces.Space[Any]:
+        """What is seen, as a space: numbers without bounds where the world says no more."""
+        if self.observation is not None:
+            return self.observation
+        if self.features:
+            return spaces.Box(0, 255, self.obs_shape, np.uint8)
+        return spaces.Box(-np.inf, np.inf, self.obs_shape, np.float32)
 
     def __post_init__(self) -> None:
-        """Refuse words that mean two things."""
+        """Refuse words that mean two things, and spaces that say something else."""
+        check_observation(self.observation, self.obs_shape, bool(self.features))
+        check_action_space(self.action, self.action_names)
         for what, words in (
             ("action", self.action_names),
             ("feature", [feature.name for feature in self.features]),
@@ -77,7 +97,13 @@ class WorldSpec:
     @property
     def words(self) -> tuple[object, ...]:
         """All that a policy is bound to: worlds with the same words need no translation."""
-        return self.obs_shape, self.action_names, self.features, self.window
+        own = self.obs_shape, self.action_names, self.features, self.window
+        return *own, self.observation, self.action
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The actions that policies know by name: none where they are no choice of one."""
+        return self.action_names if self.action is None else ()
 
     @property
     def feature_ids(self) -> tuple[int, ...]:
@@ -98,20 +124,40 @@ class World(Protocol):
         """Start every agent's first episode; `first` is true everywhere."""
         ...
 
-    def step(self, actions: Int[Tensor, " A"]) -> Step:
-        """Take one action an agent; finished episodes restart within this call."""
+    def step(self, actions: Shaped[Tensor, "A ..."]) -> Step:
+        """Take an action an agent, `[A]` or `[A,n]`; finished episodes restart within this call."""
         ...
 
 
-def check_actions(actions: Tensor, agents: int, num_actions: int) -> None:
-    """Refuse actions of the wrong shape, type or (where looking costs nothing: on the CPU) size."""
-    if actions.shape != (agents,) or actions.is_floating_point():
+def check_actions(actions: Tensor, agents: int, wanted: int | spaces.MultiDiscrete | spaces.Box) -> None:
+    """Refuse actions of the wrong shape, type or (where looking costs nothing: on the CPU) size.
+
+    `wanted` is the number of discrete actions, or the action space of the world's spec. Fractions
+    outside of their box are no error: a policy hands out raw samples, and the world clips them.
+    """
+    shape = (agents,) if isinstance(wanted, int) else (agents, *wanted.shape)
+    fractions = isinstance(wanted, spaces.Box)
+    if actions.shape != shape or actions.is_floating_point() != fractions:
+        what = (
+            f"{agents} whole numbers below {wanted}"
+            if isinstance(wanted, int)
+            else f"{'fractions' if fractions else 'whole numbers'} {shape} for {wanted}"
+        )
         raise ContractError(
             f"actions are {tuple(actions.shape)} {actions.dtype}; this world has {agents} agents "
-            f"and wants {agents} whole numbers below {num_actions}."
+            f"and wants {what}."
         )
-    if actions.device.type == "cpu" and bool(((actions < 0) | (actions >= num_actions)).any()):
-        bad = ((actions < 0) | (actions >= num_actions)).nonzero()[0, 0]
-        raise ContractError(
-            f"agent {int(bad)} took action {int(actions[bad])}; there are actions 0 to {num_actions - 1}."
-        )
+    if actions.device.type == "cpu":
+        _check_sizes(actions, wanted)
+
+
+def _check_sizes(actions: Tensor, wanted: int | spaces.MultiDiscrete | spaces.Box) -> None:
+    if isinstance(wanted, spaces.Box):
+        bad, said = ~actions.isfinite(), "must be finite"
+    else:
+        count = torch.as_tensor(wanted if isinstance(wanted, int) else wanted.nvec)
+        bad = (actions < 0) | (actions >= count)
+        said = f"there are actions 0 to {(count - 1).tolist()}"
+    if bool(bad.any()):
+        agent = int(bad.nonzero()[0, 0])
+        raise ContractError(f"agent {agent} took action {actions[agent].tolist()}; {said}.")

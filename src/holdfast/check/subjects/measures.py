@@ -17,6 +17,7 @@ from holdfast.shapes import Float, Tensor
 
 if TYPE_CHECKING:
     from holdfast.check.bench import Bench
+    from holdfast.check.subjects.wrapper import Wrapped
 
 GRADIENT_BOUND = 2e-5
 MIDDLE = STEPS // 2
@@ -40,19 +41,16 @@ def live_by_hand(
     policy: LSTMWrapper | None = None,
 ) -> Float[Tensor, "A N K"]:
     """Call the policy over its live store, `steps_a_call` steps at a time, slice by slice."""
-    from holdfast.check.subjects.wrapper import as_td
-
-    policy = policy or _policy(case)
+    policy, subject = policy or _policy(case), cast("Wrapped", case.subject)
     script, outputs = script.to(case.dtype), []
     with case.precisely():
         for t in range(start, stop, steps_a_call):
             rows = []
             for begin, length in slices:
                 moments = script.moments(t, t + steps_a_call)[begin : begin + length]
-                td = as_td(moments[:, 0] if steps_a_call == 1 else moments, begin, flags)
+                td = subject.as_td(moments[:, 0] if steps_a_call == 1 else moments, begin, flags)
                 told = policy(td) if weights is None else functional_call(policy, weights, (td,))
-                said = torch.cat([told["values"][..., None], told["full_log_probs"]], dim=-1)
-                rows.append(said.reshape(length, steps_a_call, -1))
+                rows.append(subject.said(told).reshape(length, steps_a_call, -1))
             outputs.append(torch.cat(rows))
     return torch.cat(outputs, dim=1)
 

@@ -23,7 +23,7 @@ def imagine(sight: Sight, module: nn.Module) -> Imagine:
     if isinstance(sight, spaces.Discrete):
         return _whole_numbers(int(sight.n), int(sight.start))
     if isinstance(sight, spaces.Box):
-        return _fractions(sight.shape, _scale(sight))
+        return _fractions(sight.shape, spread(sight))
     if isinstance(sight, spaces.Space):
         raise ConfigError(
             f"obs={sight}: the check draws Box and Discrete observations; for others give a Subject of your "
@@ -49,7 +49,7 @@ def _whole_numbers(count: int, start: int) -> Imagine:
     return draw
 
 
-def _scale(box: spaces.Box) -> Callable[[Tensor], Tensor]:
+def spread(box: spaces.Box) -> Callable[[Tensor], Tensor]:
     """Spread normal numbers over a box, where it has walls."""
     low, high = (torch.as_tensor(side).float() for side in (box.low, box.high))
     bounded = low.isfinite() & high.isfinite()

@@ -1,5 +1,6 @@
 """Holdfast's own policies under test: lived by the trainer's collector, replayed by its update."""
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -11,12 +12,13 @@ from torch import nn
 from holdfast.check.script import Moments, Script
 from holdfast.check.subject import Answer, Life, Subject
 from holdfast.check.subjects import measures
+from holdfast.check.subjects.imagined import Sights
 from holdfast.check.tree import State
 from holdfast.experience import Collector, Segments, evaluate, value_of
 from holdfast.learn import replay
 from holdfast.memory import Bundle
 from holdfast.policies import LSTMWrapper
-from holdfast.shapes import Float, Int, Tensor
+from holdfast.shapes import Float, Shaped, Tensor
 from holdfast.worlds import Step, WorldSpec, draws
 
 Flags = Literal["first", "dones", "truncateds"]
@@ -38,22 +40,36 @@ class Wrapped(Subject):
     """Who evaluates."""
 
     def __init__(self, policy: LSTMWrapper, spec: WorldSpec) -> None:
+        if policy.binding.spec is None:
+            # The policy under test is left alone: who is bound to nothing yet is bound as a copy.
+            policy = copy.deepcopy(policy)
         policy.require_bound(spec)
         self.module, self.spec = policy, spec
-        self.clear_on, self.actions = policy.clear_on, len(spec.action_names)
+        self.clear_on, self.sights = policy.clear_on, Sights(spec)
+        self.actions = len(spec.action_names) if spec.action is None else spec.action
 
     def imagine(self, size: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        """Draw tokens that fit the world, or numbers where it has no tokens."""
-        spec = self.spec
-        if not spec.features:
-            return torch.randn(*size, *spec.obs_shape, generator=generator)
-        shape = (*size, spec.obs_shape[0])
-        rows, columns = (torch.randint(side, shape, generator=generator) for side in spec.window)
-        feature = torch.randint(len(spec.features), shape, generator=generator)
-        norm = torch.tensor([feature.normalization for feature in spec.features])
-        share = 0.25 + 0.75 * torch.rand(shape, generator=generator)
-        value = (norm[feature] * share).ceil().clamp(max=255)
-        return torch.stack([rows << 4 | columns, feature, value.long()], dim=-1).to(torch.uint8)
+        """Draw what the world could show; a tree is drawn as one tensor."""
+        return self.sights.draw(size, generator)
+
+    def as_td(self, moments: Moments, start: int | None, flags: Flags = "first") -> TensorDict:
+        """Put moments into the words that policies read; some flag alone may tell of the starts."""
+        batch = moments.batch
+        told = moments.first if flags == "first" else moments.terminated | moments.truncated
+        td: dict[str, Any] = {flags: told, "trial": moments.trial, "valid": moments.valid}
+        td["env_obs"] = self.sights.show(moments.obs)
+        td["draws"] = torch.zeros(moments.action.shape)
+        if start is not None:
+            td["training_env_id_start"] = torch.full(batch, start)
+        return TensorDict({key: leaf.clone() for key, leaf in td.items()}, batch_size=batch)
+
+    def said(self, td: TensorDictBase) -> Float[Tensor, "*batch K"]:
+        """Lay the value and what tells of all actions side by side."""
+        return torch.cat([td["values"][..., None], td[self.module.actions.key]], dim=-1)
+
+    def _answer(self, td: TensorDictBase) -> Answer:
+        key = self.module.actions.key
+        return {"values": td["values"], key: td[key]}
 
     def initial(self, rows: int) -> State:
         """Ask the cell."""
@@ -64,19 +80,19 @@ class Wrapped(Subject):
         policy, rows = self.module, len(moment.first)
         policy.store.close()
         policy.store.write(0, TensorDict(state, batch_size=[rows]))
-        said = answer(policy(as_td(moment, 0)))
+        said = self._answer(policy(self.as_td(moment, 0)))
         return said, {key: leaf.clone() for key, leaf in policy.store.live(0).items()}
 
     def replay(self, moments: Moments, state: State) -> Answer:
         """Replay from the entry state, as the update does."""
-        td = as_td(moments, None)
+        td = self.as_td(moments, None)
         with self.module.replay(TensorDict(state, batch_size=[len(moments.first)])):
-            return answer(self.module(td, action=moments.action))
+            return self._answer(self.module(td, action=moments.action))
 
     def value(self, moment: Moments, state: State) -> Answer:
         """Ask as the collector's bootstrap does."""
         entry = TensorDict(state, batch_size=[len(moment.first)])
-        rest = (moment.obs, moment.first, moment.trial, moment.valid)
+        rest = (self.sights.show(moment.obs), moment.first, moment.trial, moment.valid)
         return {"values": value_of(self.module, entry, *rest)}
 
     @torch.no_grad()
@@ -87,7 +103,7 @@ class Wrapped(Subject):
 
         def listen(module: nn.Module, arguments: tuple[Any, ...], td: TensorDictBase) -> None:
             if not policy.store.is_replaying:
-                said.append(_side_by_side(td).clone())
+                said.append(self.said(td).clone())
 
         world = ScriptedWorld(self.spec, script)
         policy.store.close()
@@ -96,7 +112,7 @@ class Wrapped(Subject):
         handle = policy.register_forward_hook(listen)
         try:
             for version in range(self.rollouts):
-                again = _side_by_side(self.again(policy, collector.rollout(version)))
+                again = self.said(self.again(policy, collector.rollout(version)))
                 replayed.append(again.reshape(script.agents, length, -1))
         finally:
             handle.remove()
@@ -108,7 +124,7 @@ class Wrapped(Subject):
         said: list[Tensor] = []
 
         def listen(module: nn.Module, arguments: tuple[Any, ...], td: TensorDictBase) -> None:
-            said.append(_side_by_side(td).clone())
+            said.append(self.said(td).clone())
 
         over = script.terminated.clone()
         over[:, -1] = ~script.truncated[:, -1]
@@ -129,7 +145,7 @@ class Wrapped(Subject):
         policy.store.write(0, TensorDict(state, batch_size=[rows]))
         for done in range(SINGLE, steps, horizon):
             start = done % (script.steps - horizon)
-            policy(as_td(script.moments(start, start + min(horizon, steps - done)), 0))
+            policy(self.as_td(script.moments(start, start + min(horizon, steps - done)), 0))
         return {key: leaf.clone() for key, leaf in policy.store.live(0).items()}
 
     def entrances(self) -> Sequence[nn.Module]:
@@ -142,31 +158,11 @@ class Wrapped(Subject):
         return measures.OF_LAW[law](bench) if law in measures.OF_LAW else []
 
 
-def answer(td: TensorDictBase) -> Answer:
-    """Take the value and all log-probabilities from a policy's answer."""
-    return {"values": td["values"], "full_log_probs": td["full_log_probs"]}
-
-
-def _side_by_side(td: TensorDictBase) -> Float[Tensor, "*batch K"]:
-    return torch.cat([td["values"][..., None], td["full_log_probs"]], dim=-1)
-
-
-def as_td(moments: Moments, start: int | None, flags: Flags = "first") -> TensorDict:
-    """Put moments into the words that policies read; some flag alone may tell of the starts."""
-    batch = moments.batch
-    told = moments.first if flags == "first" else moments.terminated | moments.truncated
-    td = {"env_obs": moments.obs, flags: told, "trial": moments.trial, "valid": moments.valid}
-    td["draws"] = torch.zeros(batch)
-    if start is not None:
-        td["training_env_id_start"] = torch.full(batch, start)
-    return TensorDict({key: leaf.clone() for key, leaf in td.items()}, batch_size=batch)
-
-
 class ScriptedWorld:
     """A world that reads from a script, whatever the agents do."""
 
     def __init__(self, spec: WorldSpec, script: Script) -> None:
-        self.agents, self.script = script.agents, script
+        self.agents, self.script, self._sights = script.agents, script, Sights(spec)
         self.spec = replace(spec, truncates="always" if bool(script.truncated.any()) else "never")
         self._clock = 0
 
@@ -175,7 +171,7 @@ class ScriptedWorld:
         self._clock = 0
         return self._tell()
 
-    def step(self, actions: Int[Tensor, " A"]) -> Step:
+    def step(self, actions: Shaped[Tensor, "A ..."]) -> Step:
         """Read the next line."""
         self._clock += 1
         return self._tell()
@@ -184,12 +180,12 @@ class ScriptedWorld:
         t, now = self._clock, self.script.at(self._clock)
         agent = torch.arange(self.agents, device=now.first.device)
         return Step(
-            obs=now.obs,
+            obs=self._sights.show(now.obs),
             reward=draws.uniform(0, draws.STREAM_WORLD, agent, t),
             terminated=now.terminated,
             truncated=now.truncated,
             first=now.first,
             valid=now.valid,
             trial=now.trial,
-            last_obs=self.script.other_obs[:, t],
+            last_obs=self._sights.show(self.script.other_obs[:, t]),
         )
