@@ -11,7 +11,7 @@ from torch import nn
 from holdfast import make_policy
 from holdfast.check.watch import look
 from holdfast.config import PPO
-from holdfast.errors import ContractError
+from holdfast.errors import ConfigError, ContractError
 from holdfast.experience import Collector, evaluate
 from holdfast.learn import replay, update
 from holdfast.policies import RecurrentPolicy, Thoughts
@@ -206,5 +206,5 @@ def test_a_policy_is_not_bound_to_another_space():
     for key, space in (("action", spaces.Box(-1, 1, (2,))), ("observation", spaces.Box(-2, 2, (2,)))):
         with pytest.raises(ContractError, match=r"This policy (reads|takes) Box.*now has Box"):
             policy.bind(replace(SayNumber.spec, **{key: space}))
-    with pytest.raises(ContractError, match="Component graphs read one tensor and take named actions"):
+    with pytest.raises(ConfigError, match="_obs_: it reads tokens"):
         make_policy("component:fast", SayNumber(1))

@@ -3,18 +3,22 @@
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from tensordict import TensorDict
 
 import holdfast
 from holdfast.errors import ConfigError
 from holdfast.policies import POLICIES, ComponentPolicy, make_policy
+from holdfast.policies.actions import actions_of
 from holdfast.policies.component_policy import _stages
 from holdfast.policies.components import COMPONENTS, Component, register_component
 from holdfast.policies.graph import OURS, GraphError, find_graph, parse_graph, read_graph
 from holdfast.worlds import Feature, WorldSpec, make_world
 from holdfast.worlds.tokens import PADDING
+from small import OnlySpec
 
 DOCS = Path(__file__).parent.parent.parent / "docs" / "policies.md"
 FEATURES = tuple(Feature(f"feature_{i}", float(i + 1)) for i in range(25))
@@ -175,6 +179,53 @@ def test_a_flat_batch_is_read_by_bptt_and_batch():
     flat["bptt"], flat["batch"] = torch.full((24,), 6), torch.full((24,), 4)
     entry = policy.lstm.cell.initial(4)
     assert policy(flat, state=entry)["values"].reshape(4, 6).equal(policy(td, state=entry)["values"])
+
+
+ANY = """
+components:
+  _obs_: {component: Encoder, size: 12}
+  _core_: {component: LSTM, sources: [_obs_], hidden_size: 8, num_layers: 1}
+  _action_: {component: Actor, sources: [_core_]}
+  _value_: {component: Linear, sources: [_core_], out: 1, nonlinearity: none}
+"""
+TREE = spaces.Dict(
+    {"eye": spaces.Box(0, 255, (3, 8, 8), np.uint8), "leg": spaces.Box(-1, 1, (2,), np.float32)}
+)
+
+
+@pytest.mark.parametrize(
+    ("spec", "scores"),
+    [
+        (WorldSpec((5,), ("a", "b")), 2),
+        (WorldSpec((), (), observation=TREE, action=spaces.Box(-1, 1, (3,), np.float32)), 6),
+        (WorldSpec((), ("a",), observation=spaces.Discrete(4)), 1),
+        (WorldSpec((2,), (), action=spaces.MultiDiscrete([3, 4])), 7),
+        (ORIGINAL, 19),
+    ],
+)
+def test_a_graph_for_any_world(spec, scores):
+    policy = make(ANY, spec)
+    assert policy.shapes["_action_"] == (scores,)
+    policy.bind(spec)
+    step = policy.get_agent_experience_spec()
+    assert policy.actions == actions_of(spec)
+    assert step["actions"].shape == (0, *policy.actions.shape)
+
+
+def test_embeddings_are_for_named_actions():
+    text = ANY.replace("Actor, sources: [_core_]", "Bilinear, sources: [_core_, names]") + (
+        "  names: {component: ActionEmbeddings}\n"
+    )
+    with pytest.raises(GraphError, match=r"names: it knows actions by name; the world takes Box.*use Actor"):
+        make(text, WorldSpec((2,), (), action=spaces.Box(-1, 1, (3,), np.float32)))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("annotations_asleep")
+def test_a_graph_for_any_world_obeys_the_laws():
+    spec = WorldSpec((), (), observation=TREE, action=spaces.Box(-1, 1, (3,), np.float32))
+    laws = holdfast.check(make(ANY, spec), OnlySpec(spec=spec))
+    assert laws.ok, {name: law.finding for name, law in laws.items() if not law.ok}
 
 
 # Memory ----------------------------------------------------------------------------------------------------

@@ -7,8 +7,9 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from holdfast.errors import ContractError, HoldfastError
+from holdfast.errors import HoldfastError
 from holdfast.memory import Bundle, Cell, MemoryInit
+from holdfast.policies.actions import actions_of
 from holdfast.policies.clock import ClearOn
 from holdfast.policies.components import Component, Memory, Shape, make_component
 from holdfast.policies.components.component import tell
@@ -17,8 +18,8 @@ from holdfast.policies.components.tokens import TokensToBox
 from holdfast.policies.encoders import TokensToBox as Box
 from holdfast.policies.graph import ACTION, CORE, OBS, VALUE, Graph, find_graph
 from holdfast.policies.template import PurePolicy, Thoughts
-from holdfast.shapes import Bool, Shaped, Tensor
-from holdfast.worlds.seen import parts_of
+from holdfast.shapes import Bool, Tensor
+from holdfast.worlds.seen import Seen, nothing_seen
 from holdfast.worlds.step import WorldSpec
 from holdfast.worlds.tokens import PADDING
 
@@ -50,7 +51,6 @@ class ComponentPolicy(PurePolicy):
         clear_on: ClearOn = "episode",
     ) -> None:
         graph = find_graph(graph) if isinstance(graph, str) else graph
-        _require_one_tensor(spec)
         asked = {"hidden_size": hidden_size, "num_layers": num_layers, "name": memory, "init": memory_init}
         built, shapes = _build(graph, spec, {key: value for key, value in asked.items() if value})
         memories = {name: part.cell for name, part in built.items() if isinstance(part, Memory)}
@@ -62,6 +62,7 @@ class ComponentPolicy(PurePolicy):
             memory=core if len(memories) == 1 else Bundle(memories),
             clear_on=clear_on,
         )
+        self.actions = actions_of(spec)
         self.graph = graph
         self.shapes: Mapping[str, Shape] = shapes
         self.components = nn.ModuleDict({name: part for name, part in built.items() if name not in memories})
@@ -80,7 +81,7 @@ class ComponentPolicy(PurePolicy):
 
     def think(
         self,
-        obs: Shaped[Tensor, "B ..."],
+        obs: Seen,
         first: Bool[Tensor, "B *T"],
         state: TensorDict,
         valid: Bool[Tensor, "B *T"] | None,
@@ -108,9 +109,8 @@ class ComponentPolicy(PurePolicy):
     @torch.no_grad()
     def _try_out(self, spec: WorldSpec, built: Mapping[str, Component]) -> None:
         """Show every component nothing, once: a shape that was told must be the shape that comes."""
-        fill = PADDING if spec.features else 0
-        dtype = torch.uint8 if spec.features else torch.float32
-        known: dict[str, Any] = {WORLD: torch.full((2, *spec.obs_shape), fill, dtype=dtype)}
+        nothing = nothing_seen(spec.sight, rows=2, fill=PADDING if spec.features else 0)
+        known: dict[str, Any] = {WORLD: nothing}
         for name, node in self.graph.nodes.items():
             if issubclass(node.kind, Memory):
                 known[name] = torch.zeros(2, *(size or 0 for size in self.shapes[name]))
@@ -141,20 +141,11 @@ def _build(
             raise graph.wrong(" ".join(str(error).split()), name) from error
     if not isinstance(built[CORE], Memory):
         raise graph.wrong(f"{CORE} remembers; {type(built[CORE]).__name__} does not", CORE)
-    wanted = {ACTION: (len(spec.action_names),), VALUE: (1,)}
+    wanted: dict[str, Shape] = {ACTION: (actions_of(spec).size,), VALUE: (1,)}
     for name, shape in wanted.items():
         if shapes[name] != shape:
             raise graph.wrong(f"it must give {tell(shape)}; it gives {tell(shapes[name])}", name)
     return built, shapes
-
-
-def _require_one_tensor(spec: WorldSpec) -> None:
-    if parts_of(spec.sight) or spec.action is not None:
-        what = f"shows {spec.sight}" if spec.action is None else f"takes {spec.action}"
-        raise ContractError(
-            f"Component graphs read one tensor and take named actions; this world {what}. "
-            "Use policy=fast: it fits any."
-        )
 
 
 def _stages(graph: Graph, memories: Mapping[str, Cell]) -> list[tuple[list[str], list[str]]]:

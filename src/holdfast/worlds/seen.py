@@ -49,6 +49,18 @@ def blank(space: spaces.Space[Any]) -> Seen:
     return torch.from_numpy(np.zeros((0, *(space.shape or ())), space.dtype))
 
 
+def nothing_seen(space: spaces.Space[Any], rows: int, fill: int) -> Seen:
+    """Make observations that show nothing: all numbers are the same."""
+    empty = blank(space)
+    if isinstance(empty, Tensor):
+        return _filled(rows, fill, empty)
+    return cast("TensorDictBase", empty.apply(partial(_filled, rows, fill), batch_size=[rows]))
+
+
+def _filled(rows: int, fill: int, leaf: Tensor) -> Tensor:
+    return leaf.new_full((rows, *leaf.shape[1:]), fill)
+
+
 def check_seen(obs: Seen, told: Seen, name: str = "observations") -> None:
     """Refuse observations that are not what the spec says; fractions may have any precision."""
     if isinstance(told, Tensor) and isinstance(obs, Tensor):

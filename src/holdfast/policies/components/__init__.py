@@ -5,6 +5,7 @@ from holdfast.policies.components.acting import ActionEmbeddings, Bilinear
 from holdfast.policies.components.component import Component, Shape, make_component
 from holdfast.policies.components.layers import Centre, Concat, Conv2d, Flatten, Linear
 from holdfast.policies.components.remembering import LSTM, Memory
+from holdfast.policies.components.spaces import Actor, Encoder
 from holdfast.policies.components.tokens import LatentAttention, SelfAttention, TokensToBox, TokensToVectors
 
 __all__ = ["COMPONENTS", "LSTM", "Component", "Memory", "Shape", "make_component", "register_component"]
@@ -17,6 +18,7 @@ COMPONENTS: Registry[Component] = Registry(
     {
         kind.__name__: kind
         for kind in (
+            Encoder,
             TokensToBox,
             TokensToVectors,
             LatentAttention,
@@ -28,6 +30,7 @@ COMPONENTS: Registry[Component] = Registry(
             Concat,
             Memory,
             LSTM,
+            Actor,
             ActionEmbeddings,
             Bilinear,
         )

@@ -21,6 +21,8 @@ class ActionEmbeddings(Component):
     def build(self, sources: Sequence[Shape], spec: WorldSpec) -> Shape:
         """Give each of the world's actions a vector."""
         require_sources(sources, 0)
+        if spec.action is not None:
+            raise ContractError(f"it knows actions by name; the world takes {spec.action}: use Actor")
         self.embeddings = heads.ActionEmbeddings(spec.action_names, self.room, self.size)
         return (len(spec.action_names), self.size)
 

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from holdfast.errors import ContractError
+from holdfast.policies.actions import actions_of
 from holdfast.policies.components.component import Component, Shape, Size, require_axes, tell
 from holdfast.policies.encoders import Conv, orthogonal
 from holdfast.shapes import Float, Tensor
@@ -27,7 +28,7 @@ def _number(gain: Gain) -> float:
 
 
 class Linear(Component):
-    """A linear layer and a nonlinearity; `out: actions` gives one number for each action of the world."""
+    """A linear layer and a nonlinearity; `out: actions` gives the scores that the world's actions need."""
 
     def __init__(
         self, out: Size | Literal["actions"], nonlinearity: Nonlinearity = "relu", gain: Gain = 1.0
@@ -38,7 +39,7 @@ class Linear(Component):
     def build(self, sources: Sequence[Shape], spec: WorldSpec) -> Shape:
         """Read a vector."""
         (size,) = require_axes(sources, "size")
-        out = len(spec.action_names) if self.out == "actions" else int(self.out)
+        out = actions_of(spec).size or 0 if self.out == "actions" else int(self.out)
         self.layer = orthogonal(nn.Linear(size, out), self.gain)
         return (out,)
 
