@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from holdfast.check.bench import Bench
     from holdfast.check.results import Measurement
 
+SINGLE = 200
+"""How many steps are lived one at a time before whole segments are."""
 Answer = Mapping[str, Tensor]
 """What a policy says, by name: `[A]` or `[A,k]` for a step, `[B,T]` or `[B,T,k]` for a segment."""
 
@@ -113,10 +115,20 @@ class Subject(ABC):
         """Say which steps of an evaluation it counts; what it does with others is nobody's concern."""
         return torch.ones_like(script.first)
 
+    def over(self, moments: Moments, state: State) -> State:
+        """Live a segment `[B,T]` and return the state after it; in one call, if it can."""
+        for t in range(moments.batch[1]):
+            _, state = self.act(moments[:, t], state)
+        return state
+
     def pass_time(self, script: Script, state: State, steps: int) -> State:
-        """Live so many steps, the script again and again, and return the state after them."""
-        for t in range(steps):
+        """Live so many steps, the script again and again: some single ones first, then whole segments."""
+        for t in range(min(steps, SINGLE)):
             _, state = self.act(script.at(t % script.steps), state)
+        horizon = script.steps // (self.rollouts * self.segments)
+        for done in range(SINGLE, steps, horizon):
+            start = done % (script.steps - horizon)
+            state = self.over(script.moments(start, start + min(horizon, steps - done)), state)
         return state
 
     def entrances(self) -> Sequence[nn.Module]:

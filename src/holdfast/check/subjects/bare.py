@@ -83,6 +83,15 @@ class Bare(Subject):
             steps.append(answer)
         return {name: torch.stack([step[name] for step in steps], dim=1) for name in steps[0]}
 
+    def over(self, moments: Moments, state: State) -> State:
+        """Call it with the whole segment, if it reads more than a step at once."""
+        if self.layout == "step":
+            return super().over(moments, state)
+        x, first = moments.obs, moments.first
+        if self.layout == "time first":
+            x, first = x.transpose(0, 1), first.transpose(0, 1)
+        return self._give(x, state, first)[1]
+
     def _give(self, x: Tensor, state: State, first: Tensor) -> tuple[Answer, State]:
         """Call it, and take apart what comes out: the state is last."""
         result = self.module(x, state, first.to(self._flag)) if self.told_of_starts else self.module(x, state)

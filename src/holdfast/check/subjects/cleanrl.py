@@ -66,11 +66,12 @@ class CleanRL(Subject):
     def replay(self, moments: Moments, state: State) -> Answer:
         """Give it a rollout, flattened with time first."""
         B, T = moments.batch
-        x, done, action = (
-            each.transpose(0, 1).flatten(0, 1) for each in (moments.obs, moments.first, moments.action)
-        )
-        said, _ = self._ask(x, state, done, action)
+        said, _ = self._ask(*_flattened(moments, state))
         return {name: leaf.unflatten(0, (T, B)).transpose(0, 1) for name, leaf in said.items()}
+
+    def over(self, moments: Moments, state: State) -> State:
+        """Give it a rollout, and keep the state after it."""
+        return self._ask(*_flattened(moments, state))[1]
 
     def value(self, moment: Moments, state: State) -> Answer:
         """Ask for the bootstrap value."""
@@ -83,3 +84,11 @@ class CleanRL(Subject):
         _, log_prob, entropy, value, state = asked
         said = {"value": value, "logprob": log_prob, "entropy": entropy}
         return {name: leaf.reshape(len(x)) for name, leaf in said.items()}, state
+
+
+def _flattened(moments: Moments, state: State) -> tuple[Tensor, State, Tensor, Tensor]:
+    """Lay a segment out as their updates do: one row a step, time first."""
+    x, done, action = (
+        each.transpose(0, 1).flatten(0, 1) for each in (moments.obs, moments.first, moments.action)
+    )
+    return x, state, done, action

@@ -22,8 +22,6 @@ from holdfast.shapes import Float, Shaped, Tensor
 from holdfast.worlds import Step, WorldSpec, draws
 
 Flags = Literal["first", "dones", "truncateds"]
-SINGLE = 200
-"""How many steps are lived one at a time before whole segments are."""
 
 
 class Wrapped(Subject):
@@ -137,15 +135,12 @@ class Wrapped(Subject):
             handle.remove()
         return torch.stack(said, dim=1)
 
-    def pass_time(self, script: Script, state: State, steps: int) -> State:
-        """Live single steps at first, then whole segments at a time: the same steps in fewer calls."""
-        state = super().pass_time(script, state, min(steps, SINGLE))
-        policy, rows, horizon = self.module, script.agents, script.steps // (self.rollouts * self.segments)
+    def over(self, moments: Moments, state: State) -> State:
+        """Live a segment in one call."""
+        policy = self.module
         policy.store.close()
-        policy.store.write(0, TensorDict(state, batch_size=[rows]))
-        for done in range(SINGLE, steps, horizon):
-            start = done % (script.steps - horizon)
-            policy(self.as_td(script.moments(start, start + min(horizon, steps - done)), 0))
+        policy.store.write(0, TensorDict(state, batch_size=moments.batch[:1]))
+        policy(self.as_td(moments, 0))
         return {key: leaf.clone() for key, leaf in policy.store.live(0).items()}
 
     def entrances(self) -> Sequence[nn.Module]:
