@@ -19,6 +19,23 @@ def test_the_default_recipe_learns_to_remember(tmp_path, seed):
     assert run.metrics["eval/return_mean_memory_cleared"] <= 0.30
 
 
+@pytest.mark.parametrize(
+    ("policy", "steps"),
+    [
+        ("latent_attn_tiny", 3e5),
+        ("component:latent_attn_small", 3e5),
+        ("latent_attn_med", 3e5),
+        # It needs a sixth of the steps, each six times as long.
+        ("example", 1e5),
+    ],
+)
+def test_every_policy_learns_to_remember(tmp_path, policy, steps):
+    keys = {"policy": policy, "trainer.total_timesteps": steps, "run": "x", "runs_dir": str(tmp_path)}
+    run = holdfast.train("recall", keys)
+    assert run.metrics["eval/return_mean"] >= 0.95
+    assert run.metrics["eval/return_mean_memory_cleared"] <= 0.30
+
+
 @pytest.mark.parametrize("truncate", [False, True])
 def test_replay_is_exact_over_a_whole_run_with_starts_anywhere(tmp_path, truncate):
     keys = {"world.delay": "4..24", "world.truncate": truncate, "trainer.total_timesteps": 4e5}
@@ -62,14 +79,9 @@ def test_a_policy_trained_with_compiled_parts_learns_the_same(tmp_path):
     compiled = holdfast.train("recall", {**keys, "policy.compile": True})
     for name, weight in eager.policy.named_parameters():
         # A softmax does not feel one bias for all actions: its gradient is rounding, which Adam inflates.
-        if name != "actor.bias":
+        if name != "actor.scores.bias":
             other = compiled.policy.get_parameter(name)
             torch.testing.assert_close(weight, other, atol=1e-3, rtol=1e-2)
-
-
-def test_fast_obeys_every_law():
-    laws = holdfast.check("fast")
-    assert laws.ok, {name: law.finding for name, law in laws.items() if not law.ok}
 
 
 @pytest.mark.parametrize("seed", range(5))

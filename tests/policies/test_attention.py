@@ -12,11 +12,9 @@ from holdfast.policies.attention import (
     AttentionEncoder,
     CrossAttention,
     SelfAttention,
-    TokenFront,
-    position_codes,
-    strip_padding,
 )
 from holdfast.policies.latent_attn import LatentAttnMed, LatentAttnSmall, LatentAttnTiny
+from holdfast.policies.token_front import TokenFront, position_codes, strip_padding
 from holdfast.worlds import Feature
 from holdfast.worlds.tokens import GLOBAL, PADDING, SHORTEST
 

@@ -1,4 +1,4 @@
-"""Attention encoders: tokens become vectors, and learned queries gather what matters among them."""
+"""Attention encoders: learned queries gather what matters among token vectors."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,17 +7,14 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from holdfast.errors import ContractError
-from holdfast.policies.binding import ByName
 from holdfast.policies.encoders import orthogonal
+from holdfast.policies.token_front import TokenFront
 from holdfast.shapes import Bool, Float, Tensor, UInt8
 from holdfast.worlds.step import Feature
-from holdfast.worlds.tokens import GLOBAL, PADDING, empty, shorten
+from holdfast.worlds.tokens import empty
 
 FUSED = "cpu"
 """Where torch's fused norm and attention are the fastest for rows as narrow as ours."""
-EMBEDDING_STD = 1.0
-"""As large as the Fourier numbers beside it; at 0.02 features drown in them, and are not told apart."""
 ENCODING_GAIN = 0.1
 """Makes newborn encodings about as small as those of a box; see `quieten`."""
 SIZE = 32
@@ -37,77 +34,6 @@ class AttentionSizes:
     cross_layers: int
     self_layers: int
     """Layers in which the queries look at each other; 0: the only query is the answer."""
-
-
-def strip_padding(obs: UInt8[Tensor, "N M 3"]) -> UInt8[Tensor, "N M2 3"]:
-    """Leave out the padding that all rows end in, where looking costs nothing: on the CPU.
-
-    On a GPU the host would have to wait for the device at every call; there it was left out once a
-    rollout by the collector, and the mask does the rest.
-    """
-    return shorten(obs) if obs.device.type == "cpu" else obs
-
-
-def position_codes(window: tuple[int, int], frequencies: int) -> Float[Tensor, "256 codes"]:
-    """Give every location byte its Fourier code: cosines and sines of row and column.
-
-    Coordinates 0..10 become -1..1; a global token is at the centre of the window. At frequency 1 no two
-    places share both cosine and sine, since even 14 becomes no more than 1.8.
-    """
-    location = torch.arange(256)
-    row, column = location >> 4, location & 0x0F
-    row[GLOBAL], column[GLOBAL] = window[0] // 2, window[1] // 2
-    waves = [(place / 5.0 - 1.0)[:, None] * 2.0 ** torch.arange(frequencies) for place in (row, column)]
-    return torch.cat([turn(wave) for wave in waves for turn in (torch.cos, torch.sin)], -1)
-
-
-class TokenFront(ByName):
-    """Turn each token into a vector: which feature, where, and how much of it.
-
-    Padding, unknown features and places outside the window are told apart by a mask, and whoever reads
-    the vectors must not look there.
-    """
-
-    knows = "features"
-
-    def __init__(
-        self, features: Sequence[Feature], window: tuple[int, int], embedding: int, frequencies: int
-    ) -> None:
-        super().__init__()
-        if len(features) > PADDING:
-            raise ContractError(f"The world has {len(features)} features; ids name at most {PADDING}.")
-        self.size = embedding + 4 * frequencies + 1
-        self.embedding = nn.Embedding(256, embedding, padding_idx=PADDING)
-        nn.init.trunc_normal_(self.embedding.weight, std=EMBEDDING_STD)
-        with torch.no_grad():
-            self.embedding.weight[PADDING] = 0.0
-        rows, columns = window
-        location = torch.arange(256)
-        inside = (location == GLOBAL) | ((location >> 4 < rows) & (location & 0x0F < columns))
-        self.register_buffer("normalization", torch.ones(256))
-        self.register_buffer("inside", inside, persistent=False)
-        self.register_buffer("codes", position_codes(window, frequencies), persistent=False)
-        self.normalization: Tensor
-        self.inside: Tensor
-        self.codes: Tensor
-        self.know(features, ())
-
-    def know(self, features: Sequence[Feature], actions: Sequence[str]) -> None:
-        """Size features anew; those that were added have an embedding already, which nobody has used."""
-        self.known = len(features)
-        sizes = self.normalization.new_tensor([feature.normalization for feature in features])
-        self.normalization[: self.known] = sizes
-
-    def forward(self, obs: UInt8[Tensor, "N M 3"]) -> tuple[Float[Tensor, "N M2 D"], Bool[Tensor, "N M2"]]:
-        """Turn `[N,M,3]` tokens into vectors, and say which of them are there to be seen."""
-        obs = strip_padding(obs)
-        location, feature = obs[..., 0].int(), obs[..., 1].int()
-        # Bytes are few: what is known of each is looked up, not computed again for each token.
-        value = obs[..., 2].to(self.normalization.dtype) / self.normalization[feature]
-        tokens = torch.cat(
-            [self.embedding(feature), functional.embedding(location, self.codes), value.unsqueeze(-1)], -1
-        )
-        return tokens, self.inside[location] & (feature < self.known)
 
 
 def split_heads(x: Float[Tensor, "N K D"], heads: int) -> Float[Tensor, "N heads K d"]:

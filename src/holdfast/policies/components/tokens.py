@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from holdfast.errors import ContractError
 from holdfast.policies import attention, encoders
 from holdfast.policies.components.component import Component, Shape, Size, require_axes, require_sources, tell
+from holdfast.policies.token_front import TokenFront
 from holdfast.shapes import Bool, Float, Tensor, UInt8
 from holdfast.worlds.step import WorldSpec
 
@@ -52,7 +53,7 @@ class TokensToVectors(Component):
     def build(self, sources: Sequence[Shape], spec: WorldSpec) -> Shape:
         """Read the world's tokens."""
         _require_tokens(spec)
-        self.front = attention.TokenFront(spec.features, spec.window, self.embedding, self.frequencies)
+        self.front = TokenFront(spec.features, spec.window, self.embedding, self.frequencies)
         return (None, self.front.size)
 
     def forward(self, obs: UInt8[Tensor, "N M 3"]) -> Vectors:
