@@ -39,19 +39,17 @@ class Policy(_Knobs):
 
     name: str = Field(
         default="auto",
-        description="auto (by the observations), fast, latent_attn_tiny, latent_attn_small, latent_attn_med, "
-        "example, component:NAME (the same as graphs), or your own package.module:Class",
+        description="auto, fast, latent_attn_tiny (small, med), example, component:NAME, package.module:Class",
     )
     hidden_size: Annotated[Count | None, BeforeValidator(optional)] = Field(
-        default=None, ge=1, description="numbers a layer remembers; none: as many as the policy has by itself"
+        default=None, ge=1, description="numbers a layer remembers; none: the policy's own"
     )
     num_layers: Annotated[Count | None, BeforeValidator(optional)] = Field(
-        default=None, ge=1, description="layers of memory; none: as many as the policy has by itself"
+        default=None, ge=1, description="layers of memory; none: the policy's own"
     )
     memory: str = Field(
         default="auto",
-        description="what remembers: auto (the policy's own, an lstm), lstm, gru, minlstm, none, or "
-        "package.module:Class",
+        description="what remembers: auto (the policy's own), lstm, gru, minlstm, none, package.module:Class",
     )
     memory_init: Literal["standard", "original"] = Field(
         default="standard", description="standard: forget bias 1, others 0; original: all biases 1"
