@@ -39,7 +39,7 @@ class Policy(_Knobs):
 
     name: str = Field(
         default="auto",
-        description="auto, fast, latent_attn_tiny (small, med), example, component:NAME, package.module:Class",
+        description="auto, fast, latent_attn_tiny (small, med), example, component:NAME, or module:Class",
     )
     hidden_size: Annotated[Count | None, BeforeValidator(optional)] = Field(
         default=None, ge=1, description="numbers a layer remembers; none: the policy's own"

@@ -44,9 +44,9 @@ def _print_help() -> None:
     out.print("usage: holdfast train [RECIPE] key=value ...\n")
     out.print(f"Recipes: {', '.join(RECIPES)} (default: {DEFAULT}). Whole numbers may be 1e6 or 5_000.")
     out.print(
-        "py_agent=NAME is another word for policy=NAME, agent=NAME is the same policy as a component graph"
+        "policy=NAME means policy.name=NAME, and so does py_agent=NAME; world=NAME means world.name=NAME."
     )
-    out.print("(NAME or a file such as configs/agent/mine.yaml), world=NAME means world.name=NAME.\n")
+    out.print("agent=NAME is the same policy as a component graph; agent=FILE.yaml is one of your own.\n")
     recipe = find_recipe(DEFAULT)
     table = Table(
         Column("key", no_wrap=True),
