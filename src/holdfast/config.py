@@ -51,8 +51,8 @@ class Policy(_Knobs):
         default="auto",
         description="what remembers: auto (the policy's own), lstm, gru, minlstm, none, package.module:Class",
     )
-    memory_init: Literal["standard", "original"] = Field(
-        default="standard", description="standard: forget bias 1, others 0; original: all biases 1"
+    memory_init: Literal["auto", "standard", "original"] = Field(
+        default="auto", description="auto (the policy's own), standard: forget bias 1, original: all biases 1"
     )
     compile: bool = Field(default=False, description="compile encoder and heads with torch.compile")
 

@@ -151,15 +151,15 @@ def build_policy(config: Config, world: World, device: torch.device) -> LSTMWrap
     asked = {
         "hidden_size": knobs.hidden_size,
         "num_layers": knobs.num_layers,
-        "memory": None if knobs.memory == "auto" else knobs.memory,
+        "memory": knobs.memory,
+        "memory_init": knobs.memory_init,
     }
     policy = make_policy(
         knobs.name,
         world,
         seed=config.seed,
-        memory_init=knobs.memory_init,
         clear_on=config.memory.clear_on,
-        **{key: value for key, value in asked.items() if value is not None},
+        **{key: value for key, value in asked.items() if value not in (None, "auto")},
     ).to(device)
     if knobs.compile:
         if not isinstance(policy, PurePolicy):

@@ -8,10 +8,10 @@ from gymnasium import spaces
 from torch import nn
 
 from check import foreign, own
+from handwritten import NewLSTMPolicy
 from holdfast.check.subjects import Bare, CleanRL, Puffer, Subject, Wrapped
 from holdfast.policies import Fast
 from holdfast.worlds import make_world
-from policies.handwritten import NewLSTMPolicy
 from small import SPEC, Small, make_small
 
 

@@ -1,8 +1,10 @@
 import pytest
 
+import holdfast
 from holdfast.check.subjects import Bare, Callables, CleanRL, Wrapped
 from holdfast.cli.target import find_target
 from holdfast.errors import ConfigError
+from holdfast.policies.graph import OURS
 
 TEXT = """
 import torch
@@ -50,6 +52,22 @@ def test_a_class_a_maker_a_policy_and_a_subject_are_found(name, kind):
 
 def test_a_policy_of_ours_by_name():
     assert type(find_target("fast")) is Wrapped
+
+
+def test_a_run_of_a_graph_is_built_from_the_graph_it_was_trained_with(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    graph = (OURS / "fast.yaml").read_text().replace("hidden_size: 128", "hidden_size: 9")
+    (tmp_path / "mine.yaml").write_text(graph)
+    keys = {"agent": "mine.yaml", "run": "x", "trainer.total_timesteps": 256, "trainer.eval_episodes": 2}
+    sizes = {"world.agents": 4, "trainer.batch_size": 256, "trainer.minibatch_size": 256}
+    run = holdfast.train("recall", keys | sizes)
+    (tmp_path / "mine.yaml").unlink()
+    found = find_target("runs/x").module
+    assert isinstance(found, holdfast.ComponentPolicy)
+    assert found.hidden_size == 9
+    trained = dict(run.policy.named_parameters())
+    assert all(weight.equal(trained[name]) for name, weight in found.named_parameters())
+    assert (run.checkpoint / "agent.yaml").read_text() == graph
 
 
 def test_what_is_made_anew_is_the_same_each_time():

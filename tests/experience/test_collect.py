@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from handwritten import NewLSTMPolicy
 from holdfast.errors import ContractError
 from holdfast.experience import Collector, value_of
 from holdfast.learn import replay
@@ -463,3 +464,27 @@ def test_a_policy_that_counts_on_all_tokens_gets_them():
 
     segments = Collector(Crowded([10]), Fixed(), length=8, horizon=4, seed=0).rollout(0)
     assert segments.steps["env_obs"].shape == (4, 4, 200, 3)
+
+
+@pytest.mark.parametrize("missing", ["values", "act_log_prob", "actions", "full_log_probs"])
+def test_an_answer_that_lacks_something_is_told(missing):
+    class Forgetful(NewLSTMPolicy):
+        def forward(self, td, state=None, action=None):
+            return super().forward(td, state, action).exclude(missing)
+
+    world = Scripted(A, 12)
+    with pytest.raises(ContractError, match=f"The policy left {missing} out of its answer"):
+        Collector(world, Forgetful(world.spec), length=4, horizon=4, seed=0).rollout(0)
+
+
+def test_what_was_said_is_stored_as_precisely_as_it_was_said():
+    class Precise(NewLSTMPolicy):
+        def forward(self, td, state=None, action=None):
+            td = super().forward(td, state, action)
+            td["values"] = td["values"].double()
+            return td
+
+    world = Scripted(A, 12)
+    segments = Collector(world, Precise(world.spec), length=4, horizon=4, seed=0).rollout(0)
+    assert segments.steps["values"].dtype == torch.float64
+    assert segments.steps["act_log_prob"].dtype == torch.float32

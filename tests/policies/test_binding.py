@@ -4,14 +4,18 @@ import copy
 
 import pytest
 import torch
-from handwritten import NewLSTMPolicy
+from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import holdfast
+from handwritten import NewLSTMPolicy
+from holdfast.config import PPO
 from holdfast.errors import ContractError
 from holdfast.experience import Collector, evaluate
+from holdfast.learn import update
 from holdfast.policies import POLICIES, ComponentPolicy, Example, Fast, make_policy
+from holdfast.policies.graph import parse_graph
 from holdfast.policies.heads import MAX_ACTIONS
 from holdfast.worlds import Feature, WorldSpec, make_world
 from holdfast.worlds.tokens import GLOBAL, PADDING
@@ -210,6 +214,118 @@ def test_the_lists_are_saved_with_the_weights_and_brought_back(name):
     assert think(other, tokens(mixed)).logits.equal(think(taught, tokens(mixed)).logits)
 
 
+@pytest.mark.parametrize("name", [name for name in FORMS if "example" not in name])
+def test_what_is_new_is_lived_with_and_learnt_from(name):
+    policy = make_policy(name, make_world("recall", agents=2, cues=3), seed=0, hidden_size=8, num_layers=1)
+    for cues, learn in ((2, False), (5, True), (4, False)):
+        world = make_world("recall", agents=2, cues=cues)
+        policy.bind(world.spec, learn=learn)
+        optimizer = torch.optim.Adam(policy.parameters(), lr=1e-3)
+        segments = Collector(world, policy, length=8, horizon=4, seed=0).rollout(0)
+        assert segments.steps["actions"].max() < cues
+        update(policy, optimizer, segments, PPO(), ent_coef=0.1, epochs=1, rows=2, seed=0)
+    assert len(policy.binding.actions) == 5
+    assert all(weight.isfinite().all() for weight in policy.parameters())
+
+
+def test_an_evaluation_takes_no_action_the_policy_does_not_know():
+    class Watching(type(make_world("recall", agents=1))):
+        def step(self, actions):
+            taken.append(actions.clone())
+            return super().step(actions)
+
+    taken = []
+    policy = make_policy("fast", make_world("recall", agents=2, cues=2), seed=0, hidden_size=8)
+    with torch.no_grad():
+        # Left to itself it would take what nobody has taught it.
+        policy.actor.embeddings.table.weight[2:] *= 1e3
+    evaluate(policy, Watching(4, cues=5), episodes=8)
+    assert torch.stack(taken).max() < 2
+
+
+@pytest.mark.parametrize("name", ["fast", "component:fast"])
+def test_a_refused_binding_changes_nothing(name):
+    policy = make(name)
+    before = {key: weight.clone() for key, weight in policy.state_dict().items()}
+    many = WorldSpec((12, 3), tuple(f"a{i}" for i in range(MAX_ACTIONS)), WIDER.features)
+    with pytest.raises(ContractError, match="it has embeddings for"):
+        policy.bind(many)
+    other = WorldSpec((12, 3), (), FEATURES, action=spaces.MultiDiscrete([2, 3]))
+    with pytest.raises(ContractError, match="This policy takes None; the world it is bound to now has Multi"):
+        policy.bind(other)
+    after = policy.state_dict()
+    assert policy.binding.spec is HOME
+    assert before.keys() == after.keys()
+    assert all(after[key].equal(leaf) for key, leaf in before.items())
+
+
+def test_a_refused_policy_written_by_hand_is_bound_as_before():
+    spec = WorldSpec((5,), ACTIONS)
+    policy = NewLSTMPolicy(spec)
+    policy.bind(spec)
+    with pytest.raises(ContractError, match="written by hand"):
+        policy.bind(WorldSpec((5,), ACTIONS[::-1]), learn=False)
+    assert policy.binding.spec is spec
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_sizes_are_not_loaded_but_told(name):
+    louder = tuple(Feature(f.name, 2 * f.normalization) for f in FEATURES)
+    there = make(name, WorldSpec((12, 3), ACTIONS, louder))
+    there.load_state_dict(make(name).state_dict())
+    again = make(name)
+    again.bind(there.binding.spec, learn=False)
+    assert think(there, tokens(HOME)).values.equal(think(again, tokens(HOME)).values)
+
+
+def test_weights_that_know_fewer_features_are_refused_before_anything_changes():
+    few, many = make("fast"), make("fast", WorldSpec((12, 3), ACTIONS, WIDER.features))
+    with pytest.raises(ContractError, match="channels for 7 features, and is to know 6"):
+        many.load_state_dict(few.state_dict())
+    assert len(many.binding.features) == 7
+    broken = few.state_dict() | {"binding._extra_state": torch.zeros(3, dtype=torch.uint8)}
+    with pytest.raises(ContractError, match="cannot be read"):
+        few.load_state_dict(broken)
+
+
+FLAT = """
+components:
+  _obs_: {component: TokensToBox}
+  flat: {component: Flatten, sources: [_obs_]}
+  seen: {component: Linear, sources: [flat], out: 6}
+  _core_: {component: LSTM, sources: [seen], hidden_size: 8, num_layers: 1}
+  _action_: {component: Linear, sources: [_core_], out: actions, nonlinearity: none}
+  _value_: {component: Linear, sources: [_core_], out: 1, nonlinearity: none}
+"""
+
+
+def test_every_way_to_read_a_box_is_widened_or_refused():
+    torch.manual_seed(0)
+    policy = ComponentPolicy(HOME, parse_graph(FLAT)).double()
+    policy.bind(HOME)
+    here = think(policy, tokens(HOME))
+    wider = WorldSpec((12, 3), ACTIONS, WIDER.features)
+    policy.bind(wider)
+    torch.testing.assert_close(think(policy, tokens(wider, OLD)).values, here.values, atol=1e-12, rtol=0)
+    closed = FLAT.replace("Linear, sources: [flat], out: 6", "Concat, sources: [flat, flat]")
+    policy = ComponentPolicy(HOME, parse_graph(closed))
+    policy.bind(HOME)
+    with pytest.raises(ContractError, match=r"seen \(Concat\) reads the box, and cannot be widened"):
+        policy.bind(wider)
+    assert think(policy, tokens(HOME)).values.isfinite().all()
+
+
+def test_an_optimizer_made_before_features_were_added_goes_on():
+    policy = make("fast")
+    optimizer = torch.optim.SGD(policy.parameters(), lr=0.1)
+    policy.bind(WIDER)
+    before = policy.encoder.conv1.weight.clone()
+    thoughts, _ = policy.unroll(tokens(WIDER), torch.zeros(3, dtype=torch.bool), policy.lstm.cell.initial(3))
+    thoughts.values.sum().backward()
+    optimizer.step()
+    assert not policy.encoder.conv1.weight.equal(before)
+
+
 def test_copies_are_bound_as_the_original_is():
     policy = make("fast")
     policy.bind(WIDER)
@@ -271,6 +387,9 @@ def test_experience_is_what_the_collector_stores():
 def test_words_that_mean_two_things_are_refused():
     with pytest.raises(ContractError, match="the action a more than once"):
         WorldSpec((5,), ("a", "a"))
+    for size in (0.0, -1.0, float("inf"), float("nan")):
+        with pytest.raises(ContractError, match="feature x has normalization"):
+            WorldSpec((5, 3), ("a",), (Feature("x", size),))
     with pytest.raises(ContractError, match="the feature x more than once"):
         WorldSpec((5, 3), ("a",), (Feature("x", 1.0), Feature("x", 2.0)))
     with pytest.raises(ContractError, match="the feature id 1 more than once"):

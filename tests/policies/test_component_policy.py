@@ -14,7 +14,7 @@ from holdfast.errors import ConfigError
 from holdfast.policies import POLICIES, ComponentPolicy, make_policy
 from holdfast.policies.actions import actions_of
 from holdfast.policies.component_policy import _stages
-from holdfast.policies.components import COMPONENTS, Component, register_component
+from holdfast.policies.components import COMPONENTS, Component, Memory, register_component
 from holdfast.policies.graph import OURS, GraphError, find_graph, parse_graph, read_graph
 from holdfast.worlds import Feature, WorldSpec, make_world
 from holdfast.worlds.tokens import PADDING
@@ -126,14 +126,16 @@ def test_the_graph_is_the_class_with_the_weights_carried_over(name):
             # No weight is at rest: what happens to start at zero hides what it would do.
             weight.add_(0.05 * torch.randn_like(weight))
     other.load_state_dict(carried_over(name, one.state_dict()))
-    td = TensorDict({"env_obs": some_tokens(spec, 3, 5), "first": torch.rand(3, 5) < 0.3}, batch_size=[3, 5])
+    seen, valid = some_tokens(spec, 3, 5), torch.rand(3, 5) < 0.8
+    td = TensorDict({"env_obs": seen, "first": torch.rand(3, 5) < 0.3, "valid": valid}, batch_size=[3, 5])
     actions, outputs = torch.randint(19, (3, 5)), []
     for policy in (one, other):
         said = policy(td.clone(), state=policy.lstm.cell.initial(3), action=actions)
-        (said["act_log_prob"].sum() + (said["values"] ** 2).sum() + said["entropy"].sum()).backward()
+        loss = said["act_log_prob"] + said["values"] ** 2 + said["entropy"]
+        torch.where(valid, loss, 0.0).sum().backward()
         outputs.append(said)
     for key in ("full_log_probs", "act_log_prob", "values", "entropy"):
-        torch.testing.assert_close(outputs[1][key], outputs[0][key], atol=1e-10, rtol=0)
+        torch.testing.assert_close(outputs[1][key][valid], outputs[0][key][valid], atol=1e-10, rtol=0)
     gradients = carried_over(name, {key: weight.grad for key, weight in one.named_parameters()})
     assert gradients.keys() == dict(other.named_parameters()).keys()
     for key, weight in other.named_parameters():
@@ -313,9 +315,9 @@ def with_line(old, new):
         (
             with_line("component: Linear, sources: [flat]", "component: Linnear, sources: [flat]"),
             "There is no component 'Linnear'; did you mean Linear?",
-            None,
+            "seen",
         ),
-        (SMALL + "  _core_: {component: LSTM, sources: [seen]}\n", "there are two _core_", None),
+        (SMALL + "  _core_: {component: LSTM, sources: [seen]}\n", "there are two _core_", "_core_"),
         (with_line("  _value_: ", "  worth: "), "there is no _value_; a graph has _obs_, _core_", None),
         (SMALL + "  idle: {component: Flatten, sources: [_obs_]}\n", "nobody reads idle", "idle"),
         (with_line("out: 6", "outt: 6"), "Linear has no option 'outt'; did you mean out?", "seen"),
@@ -324,9 +326,19 @@ def with_line(old, new):
         (with_line("LSTM, sources: [seen]", "Linear, out: 4, sources: [seen]"), "", "_core_"),
         (with_line("out: actions", "out: 3"), "it must give [4]; it gives [3].", "_action_"),
         (with_line("sources: [flat], ", ""), "it reads nothing; name its sources.", "seen"),
-        (with_line("sources: [flat], ", "sources: 3, "), "sources is a list of names", None),
-        (with_line("component: Flatten, ", ""), "say which component it is", None),
-        (with_line("flat: {", "items: {"), "a component's name is one word", None),
+        (with_line("sources: [flat], ", "sources: 3, "), "sources is a list of names", "seen"),
+        (with_line("component: Flatten, ", ""), "say which component it is", "flat"),
+        (with_line("flat: {", "items: {"), "the name items is taken", "items"),
+        (with_line("flat: {", "training: {"), "the name training is taken", "training"),
+        (with_line("flat: {", "fl-at: {"), "a component's name is one word", "fl-at"),
+        (with_line("out: 6", "out: 6, out: 7"), "line 5: out is given twice.", None),
+        (with_line("flat: {", "1: {"), "'1' is not a name", None),
+        (with_line("flat: {", "yes: {"), "'yes' is not a name", None),
+        (with_line("flat: {", "? [a, b]\n  : {"), "is not", None),
+        (with_line("out: 6", "out: 2024-13-45"), "is not YAML that can be read", None),
+        (with_line("out: 6", "out: !!int x"), "is not YAML that can be read", None),
+        ("", "has no components", None),
+        ("components: {a: " + "[" * 5000, "is not YAML that can be read", None),
         (with_line("Flatten, sources: [_obs_]", "TokensToBox"), "only _obs_ does", "flat"),
         (with_line("{component: TokensToBox}", "{component: Flatten, sources: [flat]}"), "", "_obs_"),
         (with_line("hidden_size: 8", "hidden_size: 0"), "hidden_size", "_core_"),
@@ -334,6 +346,7 @@ def with_line(old, new):
         ("parts: {}", "has no components", None),
         (SMALL + "colour: red\n", "has 'colour' beside its components", None),
         ("components: {a: [", "is not YAML", None),
+        ("components:\n\t_obs_: 1", "is not YAML", None),
     ],
 )
 def test_a_bad_graph_is_one_clear_error(text, told, place):
@@ -343,11 +356,18 @@ def test_a_bad_graph_is_one_clear_error(text, told, place):
     assert first.startswith("small.yaml")
     assert told in first
     marked = [line for line in graph if line.startswith(">")]
-    assert len(marked) == (place is not None)
+    assert len(marked) == (0 if place is None else 1 + ("there are two" in told))
     if place is not None:
         assert marked[0].split()[1] == place
         assert re.match(rf"small.yaml, line \d+, {place}: ", first)
         assert len(graph) >= 6
+
+
+def test_anchors_and_merges_are_ordinary_yaml():
+    text = SMALL.replace("_value_: {", "_value_: &head {").splitlines()
+    *rest, action, value = [line for line in text if line]
+    merged = "\n".join([*rest, value, action.split("{")[0] + "{<<: *head, out: actions}"])
+    assert make(merged).shapes["_action_"] == (4,)
 
 
 def test_the_line_of_the_place_is_the_files():
@@ -356,7 +376,7 @@ def test_the_line_of_the_place_is_the_files():
 
 
 def test_a_graph_that_reads_tokens_refuses_a_world_without():
-    with pytest.raises(GraphError, match=r"_obs_: it reads tokens; the world shows \[5\] without features"):
+    with pytest.raises(GraphError, match=r"_obs_: it reads tokens; .*Encoder reads anything"):
         ComponentPolicy(WorldSpec((5,), ("a", "b")), "fast")
 
 
@@ -416,12 +436,66 @@ def test_a_component_of_ones_own_is_found_by_its_path_and_by_its_name(monkeypatc
 
 @pytest.mark.parametrize(
     ("kind", "told"),
-    [("Liar", r"more: it was to give \[7\] and gives \[6\]"), ("Fails", "more: it fails: no way")],
+    [
+        ("Liar", r"more: it was to give \[7\] and gives \[6\]"),
+        ("Fails", "more: it fails: ValueError: no way"),
+    ],
 )
 def test_a_component_that_does_not_do_what_it_says_is_told_when_it_is_built(kind, told):
     text = WITH_DOUBLE.replace("NAME", f"{__name__}:{kind}")
     with pytest.raises(GraphError, match=told):
         make(text)
+
+
+class Many(Double):
+    """Takes whatever comes, whatever it is called."""
+
+    def __init__(self, schema: int = 1, **options):
+        super().__init__()
+        self.options = {"schema": schema, **options}
+
+
+class Later(Double):
+    """Annotations that are words."""
+
+    def __init__(self, times: "Number" = 2.0) -> None:
+        super().__init__(times)
+
+
+Number = float
+
+
+class Broken(Double):
+    def build(self, sources, spec):
+        raise ZeroDivisionError("not\nagain")
+
+
+class Own(Memory):
+    """A memory with a layer of its own: it would never be called."""
+
+
+def test_options_may_be_anything():
+    many = make(WITH_DOUBLE.replace("NAME", f"{__name__}:Many, schema: 3, more: 4"))
+    assert many.components["more"].options == {"schema": 3, "more": 4}
+    later = make(WITH_DOUBLE.replace("NAME", f"{__name__}:Later, times: 3.0"))
+    assert later.components["more"].times == 3.0
+    with pytest.raises(GraphError, match="times='x': input should be a valid number"):
+        make(WITH_DOUBLE.replace("NAME", f"{__name__}:Later, times: x"))
+    with pytest.raises(GraphError, match="more: it fails: ZeroDivisionError: not again"):
+        make(WITH_DOUBLE.replace("NAME", f"{__name__}:Broken"))
+    with pytest.raises(GraphError, match="a memory of your own is a cell"):
+        make(with_line("component: LSTM", f"component: {__name__}:Own"))
+
+
+def test_a_memory_starts_as_the_file_says_unless_the_run_says_otherwise():
+    text = with_line("component: LSTM", "component: Memory, init: original")
+    assert (make(text).lstm.cell.rnn.bias_hh_l0 == 1).all()
+    assert (make(text, memory_init="standard").lstm.cell.rnn.bias_hh_l0 == 0).all()
+    assert (make(SMALL, memory_init="original").lstm.cell.rnn.bias_hh_l0 == 1).all()
+    with pytest.raises(GraphError, match="init='foo'"):
+        make(with_line("component: LSTM", "component: Memory, init: foo"))
+    with pytest.raises(ConfigError, match=r"^There is no memory 'lst'; did you mean lstm"):
+        make(SMALL, memory="lst")
 
 
 def test_graphs_are_found_here_and_never_hide_ours(tmp_path, monkeypatch):

@@ -174,3 +174,10 @@ def test_a_convolution_that_covers_its_picture_is_a_product():
     layer, x = Conv(3, 4, kernel_size=3).double(), torch.randn(2, 3, 3, 3, dtype=torch.float64)
     expected = torch.nn.functional.conv2d(x, layer.weight, layer.bias)
     torch.testing.assert_close(layer(x), expected, atol=1e-12, rtol=0)
+
+
+def test_no_rows_are_convolved_to_no_rows():
+    assert Conv(3, 4, kernel_size=3)(torch.zeros(0, 3, 3, 3)).shape == (0, 4, 1, 1)
+    assert Conv(3, 4, kernel_size=3, stride=2)(torch.zeros(0, 3, 7, 9)).shape == (0, 4, 3, 4)
+    with pytest.raises(TypeError, match="padding"):
+        Conv(3, 4, kernel_size=3, padding=1)

@@ -40,7 +40,7 @@ def test_parameters_are_counted_as_in_the_original(kind, encoder, total):
     assert count(policy) == encoder + 264_192 + 133_121 + 75_841 == total
 
 
-def test_initial_weights_are_as_in_the_original():
+def test_initial_weights():
     torch.manual_seed(0)
     encoder = LatentAttnSmall(ORIGINAL).encoder
     table, queries = encoder.front.embedding.weight, encoder.cross_attention.queries

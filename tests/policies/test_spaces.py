@@ -198,3 +198,26 @@ def test_policies_for_tokens_refuse_other_worlds(policy):
     with pytest.raises(ContractError, match=rf"{policy.__name__} looks .* this world takes Box"):
         policy(numbers)
     assert make_encoder(numbers, 8)
+
+
+@pytest.mark.parametrize(
+    "space", [spaces.Discrete(4), spaces.Discrete(4, start=3), spaces.MultiDiscrete([2, 3], start=[1, 5])]
+)
+def test_choices_that_do_not_exist_harm_nobody_where_nobody_acts(space):
+    spec = WorldSpec(space.shape, ("a", "b"), observation=space)
+    policy = make_policy("fast", OnlySpec(spec=spec), seed=0, hidden_size=8)
+    seen = torch.from_numpy(np.stack([np.asarray(space.sample()) for _ in range(3)]))
+    seen[1] = -99
+    valid, first = torch.tensor([True, False, True]), torch.ones(3, dtype=torch.bool)
+    thoughts, _ = policy.unroll(seen, first, policy.lstm.cell.initial(3), valid)
+    assert thoughts.values.isfinite().all()
+    with pytest.raises(IndexError):
+        policy.unroll(seen, first, policy.lstm.cell.initial(3))
+
+
+def test_a_deviation_at_its_wall_is_led_back():
+    scores = torch.tensor([[0.0, -8.0]], requires_grad=True)
+    told = Gaussian(1).tell(scores)
+    Gaussian(1).entropy(told).sum().backward()
+    assert scores.grad[0, 1] > 0
+    assert -5.11 < told[0, 1] < -5

@@ -3,8 +3,8 @@ import torch
 from tensordict import TensorDict
 
 import holdfast
+from handwritten import NewLSTMPolicy
 from holdfast.errors import ContractError
-from policies.handwritten import NewLSTMPolicy
 from small import SPEC, OnlySpec
 
 

@@ -36,7 +36,20 @@ def test_a_pair_that_is_no_action_is_refused(pair):
         ARENA.join(torch.tensor([[1, 1], list(pair)]))
 
 
+@pytest.mark.parametrize("flat", [-1, 19])
+def test_an_index_that_is_no_action_is_refused(flat):
+    with pytest.raises(ContractError, match=f"{flat} is no action; there are 0 to 18"):
+        ARENA.split(torch.tensor([0, flat]))
+
+
+def test_bytes_are_numbers_too():
+    pairs = torch.tensor([[5, 8]], dtype=torch.uint8)
+    assert ARENA.split(ARENA.join(pairs).to(torch.uint8)).tolist() == [[5, 8]]
+
+
 def test_a_table_that_does_not_fit_together_is_refused():
     for types, most in ((("a",), ()), ((), ()), (("a",), (-1,))):
         with pytest.raises(ContractError, match="give each type one"):
             ActionTable(types, most)
+    with pytest.raises(ContractError, match="not all different"):
+        ActionTable(("a", "a"), (0, 1))

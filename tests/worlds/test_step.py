@@ -87,11 +87,16 @@ def test_trees_are_chosen_from_and_stilled_leaf_by_leaf():
     assert chosen["part"].equal(torch.where(where[..., None], one["part"], other["part"]))
     assert choose(where, one["part"], other["part"]).equal(chosen["part"])
     one["part"][0, 1] = torch.nan
-    stilled = still(one, where)
+    stilled = still(one, where, None)
     assert stilled["part"].equal(torch.where(where[..., None], one["part"], 0.0))
-    assert stilled["inner", "whole"].equal(one["inner", "whole"])
+    assert stilled["inner", "whole"].equal(torch.where(where, one["inner", "whole"], 0))
+    nothing = TensorDict(
+        {"part": torch.zeros(1, 3), "inner": TensorDict({"whole": torch.tensor([7])}, [1])}, [1]
+    )
+    started = still(one, where, nothing)
+    assert started["inner", "whole"].equal(torch.where(where, one["inner", "whole"], 7))
     assert one["part"][0, 1].isnan().all()
-    assert still(one["part"], where).equal(stilled["part"])
+    assert still(one["part"], where, None).equal(stilled["part"])
     assert device_of(one) == device_of(one["part"]) == torch.device("cpu")
 
 

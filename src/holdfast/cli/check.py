@@ -30,7 +30,7 @@ def run_check(words: Sequence[str]) -> int:
     parser.add_argument(
         "target",
         nargs="?",
-        help="a policy's name, a run's folder, or package.module:Name of a class, a maker or a policy",
+        help="a policy's name, component:NAME, a run's folder, or package.module:Name of a class or policy",
     )
     parser.add_argument("--policy", metavar="TARGET", help="another way to say it")
     parser.add_argument("--obs", metavar="SHAPE", help="what a foreign policy sees: 4, or 3,84,84")

@@ -56,5 +56,10 @@ def _print_help() -> None:
         padding=(0, 2, 0, 0),
     )
     for key, field in keys_of().items():
-        table.add_row(key, str(lookup(recipe, key)), field.description)
+        table.add_row(key, _written(lookup(recipe, key)), field.description)
     out.print(table)
+
+
+def _written(value: object) -> str:
+    """Write a value as one types it."""
+    return "none" if value is None else str(value)

@@ -111,7 +111,10 @@ class Collector:
         self._pending = world.reset()
         self._clock = 0
         self._agent = torch.arange(world.agents, device=self._pending.reward.device)
-        self._steps = self._room()
+        told = policy.get_agent_experience_spec()
+        check_seen(self._pending.obs, told["env_obs"])
+        self._keys = [*told.keys(), "last_values"]
+        self._steps: TensorDict | None = None
         zeros = torch.zeros_like(self._pending.reward)
         self.episodes = EpisodeStatistics(zeros, zeros.clone())
 
@@ -123,7 +126,9 @@ class Collector:
             if t % self.horizon == 0:
                 entries.append(self._state().clone())
             lived = self._live_one_step()
+            self._steps = self._room_for(lived) if self._steps is None else self._steps
             self._steps[:, t] = lived
+        assert self._steps is not None, "a rollout has at least one step"
         truncated = self._steps["truncateds"].any() | self._pending.truncated.any()
         if self.world.spec.truncates == "never" and bool(truncated):
             raise ContractError(
@@ -132,14 +137,10 @@ class Collector:
         entry = cast("TensorDict", torch.stack(entries, dim=1))
         return self._cut(self._steps, entry, version)
 
-    def _room(self) -> TensorDict:
-        """Make room for a rollout; fractions are stored in the precision the world shows them in."""
-        step = self.policy.get_agent_experience_spec()
-        step["last_values"] = torch.zeros_like(step["values"])
-        check_seen(self._pending.obs, step["env_obs"])
-        step["env_obs"] = self._pending.obs[:0]
+    def _room_for(self, lived: TensorDict) -> TensorDict:
+        """Make room for a rollout, in the precision that things are said in."""
         size = (self.world.agents, self.length)
-        return cast("TensorDict", step.apply(partial(_room_of, size), batch_size=size))
+        return cast("TensorDict", lived.apply(partial(_room_of, size), batch_size=size))
 
     def _state(self) -> TensorDict:
         return self.policy.store.read(0, self.world.agents)
@@ -149,13 +150,18 @@ class Collector:
         last_values = self._last_values(step)
         mine = self.policy.actions
         td = self.policy(as_batch(step, 0, mine.uniform(self.seed, self._agent, self._clock)))
+        for key in (mine.key, "actions", "act_log_prob", "values"):
+            if key not in td:
+                raise ContractError(
+                    f"The policy left {key} out of its answer; a rollout needs it: td[{key!r}]."
+                )
         require_fit(mine, td[mine.key].shape[-1], self._actions)
         self.episodes.acted(step.valid)
         self._pending = self.world.step(td["actions"])
         self._clock += 1
         self.episodes.saw(self._pending)
         td["last_values"] = last_values
-        return td.select(*self._steps.keys())
+        return td.select(*self._keys)
 
     def _last_values(self, step: Step) -> Tensor:
         """Value the last observations of truncated episodes, with the state before clearing."""

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from holdfast.config import Config
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, ContractError
 from holdfast.policies import ComponentPolicy
 from holdfast.version import __version__
 
@@ -93,7 +93,7 @@ def load_weights(policy: nn.Module, file: Path) -> None:
     """Load weights into a policy of the same shape, without executing anything from the file."""
     try:
         policy.load_state_dict(load_file(file))
-    except (OSError, SafetensorError, RuntimeError) as error:
+    except (OSError, SafetensorError, RuntimeError, ContractError) as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"{file} does not hold the weights of this policy: {reason}") from error
 

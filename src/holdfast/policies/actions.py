@@ -196,7 +196,9 @@ class Gaussian(Actions):
         """Keep log deviations where floats can work with them."""
         _require_scores(self, scores)
         mean, log_deviation = scores.chunk(2, -1)
-        return torch.cat([mean, log_deviation.clamp(*LOG_DEVIATIONS)], -1)
+        inside = log_deviation.clamp(*LOG_DEVIATIONS)
+        # A wall that gives a little: where the gradient is 0, nothing ever leads back.
+        return torch.cat([mean, inside + 0.1 * torch.tanh(log_deviation - inside)], -1)
 
     @torch.no_grad()
     def sample(

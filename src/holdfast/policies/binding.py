@@ -11,7 +11,7 @@ from torch import nn
 
 from holdfast.errors import ContractError
 from holdfast.shapes import Float, Tensor, UInt8
-from holdfast.worlds.seen import Seen
+from holdfast.worlds.seen import Seen, nothing_seen
 from holdfast.worlds.step import Feature, WorldSpec
 from holdfast.worlds.tokens import PADDING
 
@@ -24,6 +24,10 @@ class ByName(nn.Module, ABC):
     """A part of a policy that knows features or actions by their places in the policy's own lists."""
 
     knows: ClassVar[Literal["features", "actions"]]
+
+    @abstractmethod
+    def require_room(self, features: Sequence[Feature], actions: Sequence[str]) -> None:
+        """Refuse lists that do not fit; nothing is changed yet."""
 
     @abstractmethod
     def know(self, features: Sequence[Feature], actions: Sequence[str]) -> None:
@@ -46,6 +50,8 @@ class Binding(nn.Module):
         self.spec: WorldSpec | None = None
         self.features: tuple[Feature, ...] = ()
         self.actions: tuple[str, ...] = ()
+        self.nothing: Seen | None = None
+        """What an observation of nothing looks like; tokens need none."""
         self.register_buffer("_id_of", None, persistent=False)
         self.register_buffer("_score_of", None, persistent=False)
         self._id_of: Tensor | None
@@ -68,24 +74,57 @@ class Binding(nn.Module):
         never = torch.full_like(scores[..., :1], NEVER)
         return torch.cat([scores, never], -1).index_select(-1, self._score_of)
 
-    def bind(self, policy: nn.Module, spec: WorldSpec, *, learn: bool) -> None:
-        """Learn a world's words; with `learn` new ones are added to the policy's own."""
-        if self.spec is None and not self.actions:
-            self.features, self.actions = spec.features, spec.choices
-        else:
+    def bind(self, policy: nn.Module, spec: WorldSpec, *, learn: bool, translate: bool = True) -> None:
+        """Learn a world's words; with `learn` new ones are added to the policy's own.
+
+        Whatever is refused is refused before anything is changed. Without `translate` a world that needs
+        translation is refused.
+        """
+        features, actions = spec.features, spec.choices
+        if self.spec is not None or self.features or self.actions:
             self._require_same_kind(spec)
-            self._meet(policy, spec, learn=learn)
-        self.spec = spec
-        self._id_of, self._score_of = self._tables(spec, next(policy.parameters()).device)
+            features, actions = self._met(spec, learn=learn)
+        tables = _tables(features, actions, spec, next(policy.parameters()).device)
+        if not translate and any(table is not None for table in tables):
+            raise ContractError(
+                f"{type(policy).__name__} is written by hand and reads the world as it is; here features or "
+                "actions have other places than where it was bound first. Inherit RecurrentPolicy for that."
+            )
+        self._take(policy, features, actions)
+        self.spec, (self._id_of, self._score_of) = spec, tables
+        self.nothing = None if spec.features else nothing_seen(spec.sight, rows=1)
+
+    def _take(self, policy: nn.Module, features: tuple[Feature, ...], actions: tuple[str, ...]) -> None:
+        """Make lists the policy's own, if all its parts have room for them."""
+        parts = [part for part in policy.modules() if isinstance(part, ByName)]
+        known = {feature.name for feature in self.features}
+        if known or self.actions:
+            new = [feature.name for feature in features if feature.name not in known]
+            _require_room("features", new, parts)
+            _require_room("actions", [name for name in actions if name not in self.actions], parts)
+        for part in parts:
+            part.require_room(features, actions)
+        for part in parts:
+            part.know(features, actions)
+        self.features, self.actions = features, actions
 
     def adopt(self, policy: nn.Module, told: Tensor) -> None:
         """Take over the lists saved with weights that are about to be loaded."""
-        lists = json.loads(bytes(told.tolist()).decode())
-        self.features = tuple(Feature(name, size) for name, size in lists["features"])
-        self.actions = tuple(lists["actions"])
+        try:
+            lists = json.loads(bytes(told.tolist()).decode())
+            features = tuple(Feature(str(name), float(size)) for name, size in lists["features"])
+            actions = tuple(map(str, lists["actions"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise ContractError(
+                "The weights have a list of features and actions that cannot be read."
+            ) from error
+        if not features and not actions:
+            return
         for part in policy.modules():
-            if isinstance(part, ByName) and (self.features or self.actions):
-                part.know(self.features, self.actions)
+            if isinstance(part, ByName):
+                part.require_room(features, actions)
+        self.features, self.actions = (), ()
+        self._take(policy, features, actions)
         if self.spec is not None:
             self.bind(policy, self.spec, learn=False)
 
@@ -111,7 +150,7 @@ class Binding(nn.Module):
                 f"now are {list(spec.obs_shape)}."
             )
         for is_what, was, now in (("reads", old.sight, spec.sight), ("takes", old.action, spec.action)):
-            if not spec.features and was != now:
+            if was != now and not (is_what == "reads" and spec.features):
                 raise ContractError(f"This policy {is_what} {was}; the world it is bound to now has {now}.")
         if spec.features and spec.window != old.window:
             raise ContractError(
@@ -119,43 +158,40 @@ class Binding(nn.Module):
                 f"bound to now has {spec.window[0]}x{spec.window[1]}."
             )
 
-    def _meet(self, policy: nn.Module, spec: WorldSpec, *, learn: bool) -> None:
+    def _met(self, spec: WorldSpec, *, learn: bool) -> tuple[tuple[Feature, ...], tuple[str, ...]]:
         """Size what is known as the world says, and add what is new if it is to be learnt."""
         sizes = {feature.name: feature.normalization for feature in spec.features}
-        self.features = tuple(
+        features = tuple(
             replace(feature, normalization=sizes.get(feature.name, feature.normalization), id=None)
             for feature in self.features
         )
-        parts = [part for part in policy.modules() if isinstance(part, ByName)]
         if learn:
-            known = {feature.name for feature in self.features}
-            features = tuple(replace(each, id=None) for each in spec.features if each.name not in known)
-            actions = tuple(name for name in spec.choices if name not in self.actions)
-            _require_room("features", [feature.name for feature in features], parts)
-            _require_room("actions", actions, parts)
-            self.features, self.actions = self.features + features, self.actions + actions
-        elif spec.choices and not set(spec.choices) & set(self.actions):
+            known = {feature.name for feature in features}
+            features += tuple(replace(each, id=None) for each in spec.features if each.name not in known)
+            return features, self.actions + tuple(name for name in spec.choices if name not in self.actions)
+        if self.actions and not set(spec.choices) & set(self.actions):
             raise ContractError(
-                f"This policy knows none of the world's actions {', '.join(spec.action_names)}; "
+                f"This policy knows none of the world's actions {', '.join(spec.choices)}; "
                 f"it knows {', '.join(self.actions)}."
             )
-        for part in parts:
-            part.know(self.features, self.actions)
+        return features, self.actions
 
-    def _tables(self, spec: WorldSpec, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
-        """Look up each of the world's feature ids and actions in the policy's lists; None: all the same."""
-        ids = [PADDING] * IDS
-        own = {feature.name: number for number, feature in enumerate(self.features)}
-        for number, feature in zip(spec.feature_ids, spec.features, strict=True):
-            ids[number] = own.get(feature.name, PADDING)
-        same = ids[: len(own)] == list(range(len(own))) and set(ids[len(own) :]) <= {PADDING}
-        rows = [self.actions.index(name) if name in self.actions else -1 for name in spec.choices]
-        # -1 is the score after all of the policy's own.
-        rows = [len(self.actions) if row < 0 else row for row in rows]
-        return (
-            None if same else torch.tensor(ids, dtype=torch.uint8, device=device),
-            None if rows == list(range(len(self.actions))) else torch.tensor(rows, device=device),
-        )
+
+def _tables(
+    features: tuple[Feature, ...], actions: tuple[str, ...], spec: WorldSpec, device: torch.device
+) -> tuple[Tensor | None, Tensor | None]:
+    """Look up each of the world's feature ids and actions in a policy's lists; None: all the same."""
+    ids = [PADDING] * IDS
+    own = {feature.name: number for number, feature in enumerate(features)}
+    for number, feature in zip(spec.feature_ids, spec.features, strict=True):
+        ids[number] = own.get(feature.name, PADDING)
+    same = ids[: len(own)] == list(range(len(own))) and set(ids[len(own) :]) <= {PADDING}
+    # An unknown action has the score after all of the policy's own.
+    rows = [actions.index(name) if name in actions else len(actions) for name in spec.choices]
+    return (
+        None if same else torch.tensor(ids, dtype=torch.uint8, device=device),
+        None if rows == list(range(len(actions))) else torch.tensor(rows, dtype=torch.long, device=device),
+    )
 
 
 def _renamed(obs: UInt8[Tensor, "*rows 3"], id_of: UInt8[Tensor, "256"]) -> UInt8[Tensor, "*rows 3"]:

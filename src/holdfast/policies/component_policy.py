@@ -7,11 +7,11 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from holdfast.errors import HoldfastError
-from holdfast.memory import Bundle, Cell, MemoryInit
+from holdfast.errors import ContractError, HoldfastError
+from holdfast.memory import Bundle, Cell, MemoryInit, find_cell
 from holdfast.policies.actions import actions_of
 from holdfast.policies.clock import ClearOn
-from holdfast.policies.components import Component, Memory, Shape, make_component
+from holdfast.policies.components import LSTM, Component, Memory, Shape, make_component
 from holdfast.policies.components.component import tell
 from holdfast.policies.components.layers import Centre, Conv2d, Flatten, Linear
 from holdfast.policies.components.tokens import TokensToBox
@@ -19,12 +19,10 @@ from holdfast.policies.encoders import TokensToBox as Box
 from holdfast.policies.graph import ACTION, CORE, OBS, VALUE, Graph, find_graph
 from holdfast.policies.template import PurePolicy, Thoughts
 from holdfast.shapes import Bool, Tensor
+from holdfast.worlds import tokens
 from holdfast.worlds.seen import Seen, nothing_seen
 from holdfast.worlds.step import WorldSpec
-from holdfast.worlds.tokens import PADDING
 
-BROKEN = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError)
-"""What a component raises that does not fit its sources."""
 WORLD = ""
 """The name of the observation itself among the outputs of components."""
 
@@ -47,10 +45,12 @@ class ComponentPolicy(PurePolicy):
         num_layers: int | None = None,
         *,
         memory: str | None = None,
-        memory_init: MemoryInit = "standard",
+        memory_init: MemoryInit | None = None,
         clear_on: ClearOn = "episode",
     ) -> None:
         graph = find_graph(graph) if isinstance(graph, str) else graph
+        if memory is not None:
+            find_cell(memory)
         asked = {"hidden_size": hidden_size, "num_layers": num_layers, "name": memory, "init": memory_init}
         built, shapes = _build(graph, spec, {key: value for key, value in asked.items() if value})
         memories = {name: part.cell for name, part in built.items() if isinstance(part, Memory)}
@@ -109,7 +109,7 @@ class ComponentPolicy(PurePolicy):
     @torch.no_grad()
     def _try_out(self, spec: WorldSpec, built: Mapping[str, Component]) -> None:
         """Show every component nothing, once: a shape that was told must be the shape that comes."""
-        nothing = nothing_seen(spec.sight, rows=2, fill=PADDING if spec.features else 0)
+        nothing = tokens.empty(2, spec.obs_shape[0]) if spec.features else nothing_seen(spec.sight, rows=2)
         known: dict[str, Any] = {WORLD: nothing}
         for name, node in self.graph.nodes.items():
             if issubclass(node.kind, Memory):
@@ -120,8 +120,8 @@ class ComponentPolicy(PurePolicy):
                 if name in self.stages[0][0]:
                     built[name].begin(*inputs)
                 known[name] = self.components[name](*inputs)
-            except BROKEN as error:
-                raise self.graph.wrong(f"it fails: {' '.join(str(error).split())}", name) from error
+            except Exception as error:
+                raise self.graph.wrong(_failure(error), name) from error
             _require_shape(self.graph, name, self.shapes[name], known[name])
 
 
@@ -135,10 +135,16 @@ def _build(
         try:
             component = built[name] = make_component(node.kind, node.options)
             if isinstance(component, Memory):
+                if type(component) not in (Memory, LSTM):
+                    raise ContractError(
+                        "a memory of your own is a cell: Memory with cell: package.module:Class"
+                    )
                 component.how |= asked
             shapes[name] = tuple(component.build([shapes[source] for source in node.sources], spec))
-        except (HoldfastError, *BROKEN) as error:
-            raise graph.wrong(" ".join(str(error).split()), name) from error
+        except HoldfastError as error:
+            raise graph.wrong(str(error), name) from error
+        except Exception as error:
+            raise graph.wrong(_failure(error), name) from error
     if not isinstance(built[CORE], Memory):
         raise graph.wrong(f"{CORE} remembers; {type(built[CORE]).__name__} does not", CORE)
     wanted: dict[str, Shape] = {ACTION: (actions_of(spec).size,), VALUE: (1,)}
@@ -146,6 +152,10 @@ def _build(
         if shapes[name] != shape:
             raise graph.wrong(f"it must give {tell(shape)}; it gives {tell(shapes[name])}", name)
     return built, shapes
+
+
+def _failure(error: Exception) -> str:
+    return f"it fails: {type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def _stages(graph: Graph, memories: Mapping[str, Cell]) -> list[tuple[list[str], list[str]]]:
@@ -166,16 +176,17 @@ def _connect(graph: Graph, components: nn.ModuleDict) -> None:
         part = dict(components.items()).get(name)
         if isinstance(part, TokensToBox):
             handed[name] = (part.box, 1)
-        source = node.sources[0] if node.sources else ""
-        if source not in handed:
-            continue
-        box, cells = handed[source]
-        if isinstance(part, Linear | Conv2d):
-            box.readers.append((part.layer, cells))
-        elif isinstance(part, Centre):
-            handed[name] = (box, 1)
-        elif isinstance(part, Flatten):
-            handed[name] = (box, cells * box.rows * box.columns if source == OBS else cells)
+        for source in node.sources:
+            if source not in handed:
+                continue
+            box, cells = handed[source]
+            if isinstance(part, Linear | Conv2d):
+                box.readers.append((part.layer, cells))
+            elif isinstance(part, Centre | Flatten):
+                whole = isinstance(part, Flatten) and source == OBS
+                handed[name] = (box, box.rows * box.columns if whole else cells)
+            else:
+                box.closed = f"{name} ({node.kind.__name__})"
 
 
 def _require_shape(graph: Graph, name: str, told: Shape, came: Any) -> None:

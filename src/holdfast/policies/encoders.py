@@ -31,7 +31,7 @@ def widen(layer: nn.Linear | nn.Conv2d, new: int) -> None:
     """Let a layer read more channels; the new ones weigh nothing until they are learnt."""
     weight = layer.weight
     nothing = weight.new_zeros(weight.shape[0], new, *weight.shape[2:])
-    layer.weight = nn.Parameter(torch.cat([weight, nothing], 1))
+    weight.data = torch.cat([weight, nothing], 1)
     if isinstance(layer, nn.Linear):
         layer.in_features += new
     else:
@@ -47,21 +47,23 @@ class Conv(nn.Conv2d):
     patches, so layers further up that need it stay convolutions.
     """
 
+    def __init__(self, in_channels: int, out_channels: int, kernel_size: int, stride: int = 1) -> None:
+        super().__init__(in_channels, out_channels, kernel_size, stride)
+
     def forward(self, input: Float[Tensor, "N C R K"]) -> Float[Tensor, "N O R2 K2"]:
         """Convolve each picture."""
-        N, _, *sides = input.shape
-        weight = self.weight.flatten(1)
+        N, C, *sides = input.shape
+        weight, out = self.weight.flatten(1), self.out_channels
         if tuple(sides) == self.kernel_size:
-            return functional.linear(input.flatten(1), weight, self.bias).reshape(N, -1, 1, 1)
+            return functional.linear(input.flatten(1), weight, self.bias).reshape(N, out, 1, 1)
         if input.requires_grad:
             return functional.conv2d(input, self.weight, self.bias, self.stride)
         (rows, columns), (down, right) = self.kernel_size, self.stride
         patches = input.unfold(2, rows, down).unfold(3, columns, right)
         _, _, high, wide, *_ = patches.shape
-        said = functional.linear(
-            patches.permute(0, 2, 3, 1, 4, 5).reshape(N * high * wide, -1), weight, self.bias
-        )
-        return said.reshape(N, high, wide, -1).permute(0, 3, 1, 2)
+        flat = patches.permute(0, 2, 3, 1, 4, 5).reshape(N * high * wide, C * rows * columns)
+        said = functional.linear(flat, weight, self.bias)
+        return said.reshape(N, high, wide, out).permute(0, 3, 1, 2)
 
 
 class TokensToBox(ByName):
@@ -80,30 +82,37 @@ class TokensToBox(ByName):
         self.window = window
         self.rows, self.columns = (max(SMALLEST_BOX, side) for side in window)
         norm = torch.tensor([feature.normalization for feature in features])
-        self.register_buffer("normalization", norm[:, None, None])
+        # Not saved: sizes are those of the world the policy lives in, and told with its features.
+        self.register_buffer("normalization", norm[:, None, None], persistent=False)
         self.normalization: Tensor
         self.readers: list[tuple[nn.Linear | nn.Conv2d, int]] = []
-        """Layers that read the channels, and of how many cells each of their inputs has a part."""
+        """Layers that read the channels, and how many cells of each they read."""
+        self.closed = ""
+        """Who reads the channels in a way that cannot be widened."""
 
     def read_by(self, layer: Layer) -> Layer:
         """Name a layer that reads the channels: it is widened when features are added."""
         self.readers.append((layer, 1))
         return layer
 
+    def require_room(self, features: Sequence[Feature], actions: Sequence[str]) -> None:
+        """Refuse to forget features, and to learn more than the layers that read the box can."""
+        if len(features) < self.channels:
+            raise ContractError(
+                f"The policy has channels for {self.channels} features, and is to know {len(features)}. "
+                "Build it for the world its weights come from, load them, then bind it to the other."
+            )
+        if len(features) > self.channels and (self.closed or not self.readers):
+            who = self.closed or "a layer that did not say so by read_by"
+            raise ContractError(f"New features cannot be learnt: {who} reads the box, and cannot be widened.")
+
     def know(self, features: Sequence[Feature], actions: Sequence[str]) -> None:
         """Size the channels anew; features that were added get channels that change nothing yet."""
-        new = len(features) - self.channels
-        if new > 0:
-            if not self.readers:
-                raise ContractError(
-                    "No layer has said that it reads the box, so none can be widened: read_by."
-                )
-            for layer, cells in self.readers:
-                widen(layer, new * cells)
-            self.channels = len(features)
-        if new >= 0:
-            norm = self.normalization.new_tensor([feature.normalization for feature in features])
-            self.normalization = norm[:, None, None]
+        for layer, cells in self.readers:
+            widen(layer, (len(features) - self.channels) * cells)
+        self.channels = len(features)
+        norm = self.normalization.new_tensor([feature.normalization for feature in features])
+        self.normalization = norm[:, None, None]
 
     def forward(self, obs: UInt8[Tensor, "N M 3"]) -> Float[Tensor, "N C R K"]:
         """Turn `[N,M,3]` tokens into `[N,channels,rows,columns]`."""

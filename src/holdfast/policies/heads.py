@@ -40,15 +40,19 @@ class ActionEmbeddings(ByName):
         with torch.no_grad():
             weight = nn.init.orthogonal_(self.table.weight)
             weight.mul_(0.1 / weight.abs().max())
+        self.require_room((), actions)
         self.know((), actions)
 
-    def know(self, features: Sequence[Feature], actions: Sequence[str]) -> None:
-        """Make room for actions; those that were added have a vector already, which nobody has used."""
+    def require_room(self, features: Sequence[Feature], actions: Sequence[str]) -> None:
+        """Refuse more actions than there are vectors."""
         if len(actions) > self.table.num_embeddings:
             raise ContractError(
                 f"The policy is to know {len(actions)} actions; it has embeddings for "
                 f"{self.table.num_embeddings}."
             )
+
+    def know(self, features: Sequence[Feature], actions: Sequence[str]) -> None:
+        """Give vectors to all actions; those that were added have one already, which nobody has used."""
         self.known = len(actions)
 
     def forward(self) -> Float[Tensor, "actions D"]:

@@ -68,7 +68,7 @@ class PurePolicy(LSTMWrapper, ABC):
         before it reads. The returned state has no graph. Observations and scores are in the words of
         the world the policy is bound to.
         """
-        obs = obs if valid is None else still(obs, valid)
+        obs = obs if valid is None else still(obs, valid, self.binding.nothing)
         thoughts, state = self.think(self.binding.heard(obs), first, state, valid)
         return Thoughts(self.binding.said(thoughts.logits), thoughts.values), state
 

@@ -51,8 +51,7 @@ class TokenFront(ByName):
         self, features: Sequence[Feature], window: tuple[int, int], embedding: int, frequencies: int
     ) -> None:
         super().__init__()
-        if len(features) > PADDING:
-            raise ContractError(f"The world has {len(features)} features; ids name at most {PADDING}.")
+        self.require_room(features, ())
         self.size = embedding + 4 * frequencies + 1
         self.embedding = nn.Embedding(256, embedding, padding_idx=PADDING)
         nn.init.trunc_normal_(self.embedding.weight, std=EMBEDDING_STD)
@@ -61,13 +60,19 @@ class TokenFront(ByName):
         rows, columns = window
         location = torch.arange(256)
         inside = (location == GLOBAL) | ((location >> 4 < rows) & (location & 0x0F < columns))
-        self.register_buffer("normalization", torch.ones(256))
+        # Not saved: sizes are those of the world the policy lives in, and told with its features.
+        self.register_buffer("normalization", torch.ones(256), persistent=False)
         self.register_buffer("inside", inside, persistent=False)
         self.register_buffer("codes", position_codes(window, frequencies), persistent=False)
         self.normalization: Tensor
         self.inside: Tensor
         self.codes: Tensor
         self.know(features, ())
+
+    def require_room(self, features: Sequence[Feature], actions: Sequence[str]) -> None:
+        """Refuse more features than there are ids."""
+        if len(features) > PADDING:
+            raise ContractError(f"The world has {len(features)} features; ids name at most {PADDING}.")
 
     def know(self, features: Sequence[Feature], actions: Sequence[str]) -> None:
         """Size features anew; those that were added have an embedding already, which nobody has used."""

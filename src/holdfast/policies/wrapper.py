@@ -56,13 +56,13 @@ class LSTMWrapper(nn.Module):
         self.register_load_state_dict_pre_hook(adopt_before_loading)
 
     def bind(self, spec: WorldSpec, *, learn: bool = True) -> None:
-        """Bind this policy to a world; with `learn`, features and actions it has not met become its own."""
-        self.binding.bind(self, spec, learn=learn)
-        if self.binding.translates and not self.hears_by_name:
-            raise ContractError(
-                f"{type(self).__name__} is written by hand and reads the world as it is; here features or "
-                "actions have other places than where it was bound first. Inherit RecurrentPolicy for that."
-            )
+        """Bind this policy to a world; with `learn`, features and actions it has not met become its own.
+
+        Layers may be widened by that, so an optimizer is made afterwards.
+        """
+        self.binding.bind(self, spec, learn=learn, translate=self.hears_by_name)
+        if isinstance(self.actions, Categorical) and spec.action is None:
+            self.actions = Categorical(len(spec.action_names))
 
     def require_bound(self, spec: WorldSpec) -> None:
         """Bind a policy that was bound to nothing yet; refuse one that lives in another world."""

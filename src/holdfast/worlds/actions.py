@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from holdfast.errors import ContractError
-from holdfast.shapes import Int, Tensor
+from holdfast.shapes import Int, Shaped, Tensor
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,8 @@ class ActionTable:
 
     def __post_init__(self) -> None:
         """Refuse tables that do not fit together."""
+        if len(set(self.types)) < len(self.types):
+            raise ContractError(f"The types of actions {', '.join(self.types)} are not all different.")
         if len(self.types) != len(self.max_args) or not self.types or min(self.max_args) < 0:
             raise ContractError(
                 f"{len(self.types)} types of actions have {len(self.max_args)} largest arguments "
@@ -37,14 +39,18 @@ class ActionTable:
         """The name of every flat action."""
         return tuple(f"{self.types[kind]}_{arg}" for kind, arg in self.pairs)
 
-    def split(self, flat: Int[Tensor, "*batch"]) -> Int[Tensor, "*batch 2"]:
-        """Turn flat indices into types and arguments."""
-        return torch.tensor(self.pairs, device=flat.device)[flat]
+    def split(self, flat: Shaped[Tensor, "*batch"]) -> Int[Tensor, "*batch 2"]:
+        """Turn flat indices into types and arguments; an index that is no action is refused."""
+        pairs, flat = torch.tensor(self.pairs, device=flat.device), flat.long()
+        wrong = (flat < 0) | (flat >= len(pairs))
+        if bool(wrong.any()):
+            raise ContractError(f"{int(flat[wrong][0])} is no action; there are 0 to {len(pairs) - 1}.")
+        return pairs[flat]
 
-    def join(self, pairs: Int[Tensor, "*batch 2"]) -> Int[Tensor, "*batch"]:
+    def join(self, pairs: Shaped[Tensor, "*batch 2"]) -> Int[Tensor, "*batch"]:
         """Turn types and arguments into flat indices; a pair that is no action is refused."""
         most = torch.tensor(self.max_args, device=pairs.device)
-        kind, arg = pairs.unbind(-1)
+        kind, arg = pairs.long().unbind(-1)
         wrong = (kind < 0) | (kind >= len(self.types)) | (arg < 0)
         wrong |= arg > most[kind.clamp(0, len(self.types) - 1)]
         if bool(wrong.any()):

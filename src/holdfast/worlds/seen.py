@@ -49,16 +49,16 @@ def blank(space: spaces.Space[Any]) -> Seen:
     return torch.from_numpy(np.zeros((0, *(space.shape or ())), space.dtype))
 
 
-def nothing_seen(space: spaces.Space[Any], rows: int, fill: int) -> Seen:
-    """Make observations that show nothing: all numbers are the same."""
+def nothing_seen(space: spaces.Space[Any], rows: int) -> Seen:
+    """Make observations that show nothing: zeros, or where choices count from more, the first choice."""
+    parts = parts_of(space)
+    if parts:
+        leaves = {name: nothing_seen(part, rows) for name, part in parts.items()}
+        return TensorDict(leaves, batch_size=[rows])
     empty = blank(space)
-    if isinstance(empty, Tensor):
-        return _filled(rows, fill, empty)
-    return cast("TensorDictBase", empty.apply(partial(_filled, rows, fill), batch_size=[rows]))
-
-
-def _filled(rows: int, fill: int, leaf: Tensor) -> Tensor:
-    return leaf.new_full((rows, *leaf.shape[1:]), fill)
+    start = space.start if isinstance(space, spaces.Discrete | spaces.MultiDiscrete) else 0
+    fill = torch.as_tensor(np.asarray(start)).to(empty.dtype)
+    return fill.expand(rows, *empty.shape[1:]).clone()
 
 
 def check_seen(obs: Seen, told: Seen, name: str = "observations") -> None:
@@ -87,19 +87,34 @@ def choose(where: Bool[Tensor, "*batch"], yes: Seen, no: Seen) -> Seen:
     return cast("TensorDictBase", no.apply(partial(_chosen, where), yes))
 
 
-def still(obs: Seen, valid: Bool[Tensor, "*batch"]) -> Seen:
-    """Put zeros where nobody acts: fractions there may be anything, NaN too, and reach a gradient."""
+def still(obs: Seen, valid: Bool[Tensor, "*batch"], nothing: Seen | None) -> Seen:
+    """Show nothing where nobody acts: fractions there may be anything, NaN too, and choices may not exist.
+
+    `nothing` is an observation `[1,...]` of nothing; None: zeros.
+    """
     if isinstance(obs, Tensor):
-        return _stilled(valid, obs)
-    return cast("TensorDictBase", obs.apply(partial(_stilled, valid)))
+        return _stilled(valid, obs, nothing if isinstance(nothing, Tensor) else None)
+    leaves = {
+        key: still(
+            cast("Seen", leaf), valid, None if nothing is None else cast("TensorDictBase", nothing)[key]
+        )
+        for key, leaf in obs.items()
+    }
+    return TensorDict(leaves, batch_size=obs.batch_size)
 
 
 def _chosen(where: Tensor, no: Tensor, yes: Tensor) -> Tensor:
     return torch.where(_over(where, no), yes, no)
 
 
-def _stilled(valid: Tensor, leaf: Tensor) -> Tensor:
-    return torch.where(_over(valid, leaf), leaf, 0.0) if leaf.is_floating_point() else leaf
+def _stilled(valid: Tensor, leaf: Tensor, nothing: Tensor | None) -> Tensor:
+    if leaf.is_floating_point():
+        return torch.where(_over(valid, leaf), leaf, 0.0)
+    if leaf.dtype in (torch.uint8, torch.bool):
+        # Every byte is one that can be seen.
+        return leaf
+    fill = torch.zeros((), dtype=leaf.dtype) if nothing is None else nothing[0]
+    return torch.where(_over(valid, leaf), leaf, fill.to(leaf.device, non_blocking=True))
 
 
 def _over(mask: Tensor, leaf: Tensor) -> Tensor:

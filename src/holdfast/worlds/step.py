@@ -88,6 +88,12 @@ class WorldSpec:
             twice = sorted({str(word) for word in words if list(words).count(word) > 1})
             if twice:
                 raise ContractError(f"The world has the {what} {', '.join(twice)} more than once.")
+        for feature in self.features:
+            if not 0 < feature.normalization < np.inf:
+                raise ContractError(
+                    f"The feature {feature.name} has normalization {feature.normalization}; give the size "
+                    "its values have, above 0."
+                )
         if self.feature_ids and not 0 <= min(self.feature_ids) <= max(self.feature_ids) < 255:
             raise ContractError(
                 f"The world has {len(self.features)} features with ids up to {max(self.feature_ids)}; "

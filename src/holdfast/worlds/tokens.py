@@ -41,6 +41,6 @@ def shorten(obs: UInt8[Tensor, "*rows M 3"]) -> UInt8[Tensor, "*rows M2 3"]:
     return torch.nn.functional.pad(obs, (0, 0, 0, length - M), value=PADDING)
 
 
-def empty(agents: int, tokens: int, device: torch.device) -> UInt8[Tensor, "A M 3"]:
+def empty(agents: int, tokens: int, device: torch.device | None = None) -> UInt8[Tensor, "A M 3"]:
     """Make observations that hold no token at all."""
     return torch.full((agents, tokens, 3), PADDING, dtype=torch.uint8, device=device)

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import Field, TypeAdapter, ValidationError
 from torch import nn
 
 from holdfast.errors import ConfigError, ContractError, did_you_mean
@@ -43,36 +43,28 @@ class Component(nn.Module, ABC):
 
 def make_component(kind: type[Component], options: Mapping[str, Any]) -> Component:
     """Make a component from its options; wrong ones are told by name."""
+    known = inspect.signature(kind, eval_str=True).parameters
+    named = [name for name, each in known.items() if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
+    if all(each.kind != each.VAR_KEYWORD for each in known.values()):
+        for key in options:
+            if key not in named:
+                meant = did_you_mean(key, named, f"it has {', '.join(named) or 'none'}.")
+                raise ConfigError(f"{kind.__name__} has no option {key!r}; {meant}")
+    for name in named:
+        if name not in options and known[name].default is inspect.Parameter.empty:
+            raise ConfigError(f"{kind.__name__} needs the option {name!r}.")
+    return kind(**{name: _fitting(known.get(name), name, value) for name, value in options.items()})
+
+
+def _fitting(parameter: inspect.Parameter | None, name: str, value: Any) -> Any:
+    """Refuse a value that is not what the option says it is."""
+    if parameter is None or parameter.annotation is inspect.Parameter.empty:
+        return value
     try:
-        return kind(**dict(_options_of(kind).model_validate(dict(options))))
+        return TypeAdapter(parameter.annotation).validate_python(value, strict=True)
     except ValidationError as error:
-        first = min(error.errors(), key=_misspelt_first)
-        key = ".".join(str(part) for part in first["loc"][:1])
-        if first["type"] == "extra_forbidden":
-            known = list(_options_of(kind).model_fields)
-            meant = did_you_mean(key, known, f"it has {', '.join(known) or 'none'}.")
-            raise ConfigError(f"{kind.__name__} has no option {key!r}; {meant}") from None
-        if first["type"] == "missing":
-            raise ConfigError(f"{kind.__name__} needs the option {key!r}.") from None
-        message = first["msg"][0].lower() + first["msg"][1:]
-        raise ConfigError(f"{key}={first['input']!r}: {message}.") from None
-
-
-def _misspelt_first(error: Any) -> bool:
-    """What is not an option explains what is missing."""
-    return error["type"] != "extra_forbidden"
-
-
-def _options_of(kind: type[Component]) -> type[BaseModel]:
-    fields: dict[str, Any] = {
-        name: (
-            Any if parameter.annotation is parameter.empty else parameter.annotation,
-            ... if parameter.default is parameter.empty else parameter.default,
-        )
-        for name, parameter in inspect.signature(kind).parameters.items()
-    }
-    settings = ConfigDict(extra="forbid", strict=True, arbitrary_types_allowed=True)
-    return create_model("Options", __config__=settings, **fields)
+        message = error.errors()[0]["msg"]
+        raise ConfigError(f"{name}={value!r}: {message[0].lower() + message[1:]}.") from None
 
 
 def require_axes(sources: Sequence[Shape], *names: str) -> tuple[int, ...]:

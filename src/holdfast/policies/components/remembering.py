@@ -3,23 +3,25 @@
 from collections.abc import Sequence
 from typing import Any
 
-from tensordict import TensorDict
-
-from holdfast.memory import Cell, make_cell
+from holdfast.memory import Cell, MemoryInit, make_cell
 from holdfast.policies.components.component import Component, Shape, Size, require_axes
-from holdfast.shapes import Bool, Float, Tensor
 from holdfast.worlds.step import WorldSpec
 
 
 class Memory(Component):
     """A memory of any kind: `cell` is lstm, gru, minlstm, none, or package.module:Class.
 
-    The graph calls it with rows and steps told apart, `[B,T,D]`, and with the state and the clears of
-    the call; a flat batch says its shape by `bptt` and `batch`.
+    It only says which cell there is. The policy calls all cells itself, with rows and steps told apart,
+    `[B,T,D]` (a flat batch says its shape by `bptt` and `batch`), and with the states and the clears of
+    the call.
     """
 
     def __init__(
-        self, cell: str = "lstm", hidden_size: Size = 128, num_layers: Size = 2, init: str = "standard"
+        self,
+        cell: str = "lstm",
+        hidden_size: Size = 128,
+        num_layers: Size = 2,
+        init: MemoryInit = "standard",
     ) -> None:
         super().__init__()
         self.how: dict[str, Any] = {
@@ -35,16 +37,6 @@ class Memory(Component):
         (size,) = require_axes(sources, "size")
         self.cell = make_cell(input_size=size, **self.how)
         return (self.cell.output_size,)
-
-    def forward(
-        self,
-        x: Float[Tensor, "B *T D"],
-        state: TensorDict,
-        clear: Bool[Tensor, "B *T"],
-        valid: Bool[Tensor, "B *T"] | None,
-    ) -> tuple[Float[Tensor, "B *T H"], TensorDict]:
-        """Clear, then read."""
-        return self.cell(x, state, clear, valid)
 
 
 class LSTM(Memory):

@@ -20,7 +20,7 @@ class Vectors(NamedTuple):
 
 def _require_tokens(spec: WorldSpec) -> None:
     if not spec.features:
-        raise ContractError(f"it reads tokens; the world shows {tell(spec.obs_shape)} without features")
+        raise ContractError(f"it reads tokens; the world shows {spec.sight}. Encoder reads anything")
 
 
 class TokensToBox(Component):
