@@ -139,7 +139,9 @@ def test_a_tracker_that_is_not_built_is_refused(refused):
 
 def test_a_graph_that_is_not_there_is_told(refused):
     line = refused("agent=fats")
-    assert line == "There is no component graph 'fats'; did you mean fast? Your own goes by its file."
+    assert (
+        line == "There is no component graph 'fats'; did you mean fast? Your own goes by its file, NAME.yaml."
+    )
     assert "No such file" in refused("agent=configs/agent/mine.yaml")
 
 
