@@ -108,7 +108,7 @@ class Net(nn.Module):
     def __init__(self, cues: int, hidden: int = 128, layers: int = 2) -> None:
         super().__init__()
         self.actions, self.hidden, self.layers = cues, hidden, layers
-        self.register_buffer("norm", torch.tensor([1.0] + [255.0] * cues).reshape(-1, 1, 1))
+        self.register_buffer("norm", torch.tensor([1.0] + [255.0] * cues).reshape(-1, 1, 1), persistent=False)
         self.conv1 = orthogonal(nn.Conv2d(1 + cues, 64, kernel_size=5, stride=3))
         self.conv2 = orthogonal(nn.Conv2d(64, 64, kernel_size=3))
         self.fc1 = orthogonal(nn.Linear(64, 128))

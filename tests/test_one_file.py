@@ -28,7 +28,6 @@ WORLDS = {
 }
 
 NAMES = {
-    "encoder.box.normalization": "norm",
     "encoder.conv1": "conv1",
     "encoder.conv2": "conv2",
     "encoder.fc1": "fc1",

@@ -512,3 +512,51 @@ def test_graphs_are_found_here_and_never_hide_ours(tmp_path, monkeypatch):
         find_graph("fast")
     with pytest.raises(ConfigError, match="cannot be read"):
         read_graph(folder)
+
+
+class Hoards(Double):
+    """Keeps a running sum of its own, and draws nothing."""
+
+    def build(self, sources, spec):
+        self.kept = torch.zeros(())
+        return super().build(sources, spec)
+
+    def forward(self, x):
+        self.kept = (0.5 * self.kept + x.sum()).clone()
+        return x + 0.1 * self.kept
+
+
+@pytest.mark.usefixtures("annotations_asleep")
+def test_what_is_kept_beside_the_memory_is_not_taken_for_dice():
+    policy = make(WITH_DOUBLE.replace("NAME", f"{__name__}:Hoards"))
+    laws = holdfast.check(policy, make_world("recall", agents=8))
+    assert not laws.ok
+    patterns = {law.pattern.name for law in laws.values() if not law.ok and law.pattern is not None}
+    assert "draws random numbers while it thinks" not in patterns
+
+
+def test_what_fails_inside_a_component_is_told_with_its_place():
+    with pytest.raises(GraphError, match=r"ValueError: no way \(test_component_policy.py, line \d+\)"):
+        make(WITH_DOUBLE.replace("NAME", f"{__name__}:Fails"))
+
+
+class Number7(Double):
+    def build(self, sources, spec):
+        return 7
+
+
+class Pair(Double):
+    def forward(self, x):
+        return x, x
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("Number7", r"build returns the shape .*; it returned 7"),
+        ("Pair", "its output is a tensor; it gives tuple"),
+    ],
+)
+def test_what_a_component_must_give_is_told(kind, told):
+    with pytest.raises(GraphError, match=f"more: {told}"):
+        make(WITH_DOUBLE.replace("NAME", f"{__name__}:{kind}"))

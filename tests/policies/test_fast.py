@@ -181,3 +181,13 @@ def test_no_rows_are_convolved_to_no_rows():
     assert Conv(3, 4, kernel_size=3, stride=2)(torch.zeros(0, 3, 7, 9)).shape == (0, 4, 3, 4)
     with pytest.raises(TypeError, match="padding"):
         Conv(3, 4, kernel_size=3, padding=1)
+
+
+class NoMemoryOptions(Fast):
+    def __init__(self, spec, hidden_size=8):
+        super().__init__(spec, hidden_size)
+
+
+def test_what_a_class_of_ones_own_does_not_take_is_told():
+    with pytest.raises(ConfigError, match=r"'clear_on'\); write def __init__\(self, spec, hidden_size=64"):
+        make_policy(f"{__name__}:NoMemoryOptions", make_world("recall", agents=1), clear_on="never")

@@ -1,16 +1,42 @@
 """Small experiments on single steps: what a policy does beside remembering."""
 
+import copy
+import random
+
+import numpy as np
 import torch
 
 from holdfast.check.case import HORIZON, STEPS, Case
 from holdfast.check.script import Script
 from holdfast.check.tree import leaves
+from holdfast.shapes import Float, Tensor
 
 
 def draws_numbers(case: Case, script: Script) -> bool:
-    """Whether identical lives after identical lives differ: what is only kept outside of a state repeats."""
+    """Whether identical lives differ by dice alone: what is only kept outside of a state is none."""
     _, one, other = (case.steps(script, stop=3)[0] for _ in range(3))
+    if one.equal(other):
+        return False
+    one, other = (_with_dice(0, case, script) for _ in range(2))
+    if one.equal(other):
+        return True
+    # Whoever begins anew, as a copy does, and still differs, has dice of its own.
+    one, other = (_with_dice(seed, copy.deepcopy(case), script) for seed in (0, 1))
     return not one.equal(other)
+
+
+def _with_dice(seed: int, case: Case, script: Script) -> Float[Tensor, "A N K"]:
+    """Live a few steps with all common dice set, and put them back."""
+    kept, plain = np.random.get_state(), random.getstate()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            np.random.seed(seed)
+            random.seed(seed)
+            return case.steps(script, stop=3)[0]
+    finally:
+        np.random.set_state(kept)
+        random.setstate(plain)
 
 
 def keeps_something(case: Case, script: Script) -> bool:

@@ -40,6 +40,11 @@ def look(policy: LSTMWrapper, segments: Segments, agents: int) -> dict[str, floa
     order = clear[:, 1:].sum(1).argsort(descending=True, stable=True)
     chosen = segments.rows(order[:ROWS])
     again = replay(policy, chosen)
+    for key in ("values", "act_log_prob"):
+        if not bool(torch.where(chosen.steps["valid"], again[key], 0.0).isfinite().all()):
+            raise ContractError(
+                f"What the policy says is not finite ({key}); look for NaN in weights and observations."
+            )
     error = _replay_error(chosen.steps, again)
     found = {"memory/check_replay": float(error.max())}
     if not found["memory/check_replay"] <= REPLAY_ALARM:

@@ -25,6 +25,8 @@ def find_target(target: str, obs: str | None = None) -> Subject:
         if obs is not None:
             raise ConfigError(f"--obs is for foreign policies; what the policy of {target} sees is known.")
         return _of_a_run(Path(target))
+    if target.endswith((".yaml", ".yml")) and not target.startswith("component:"):
+        target = f"component:{target}"
     kind = target.partition(":")[0]
     if kind in NOT_YET:
         raise ConfigError(f"{target}: this version checks policies and runs; it cannot check a {kind} yet.")

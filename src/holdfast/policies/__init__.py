@@ -1,5 +1,6 @@
 """The agent thinks: the template that minds the memory, encoders, heads, and the policies made of them."""
 
+import inspect
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -17,7 +18,7 @@ from holdfast.policies.graph import find_graph
 from holdfast.policies.latent_attn import LatentAttnMed, LatentAttnSmall, LatentAttnTiny
 from holdfast.policies.template import PurePolicy, RecurrentPolicy, Thoughts
 from holdfast.policies.wrapper import LSTMWrapper
-from holdfast.worlds.step import World
+from holdfast.worlds.step import World, WorldSpec
 
 __all__ = [
     "POLICIES",
@@ -55,9 +56,23 @@ def make_policy(name: str, world: World, *, seed: int | None = None, **options: 
     with nullcontext() if seed is None else torch.random.fork_rng(devices=[]):
         if seed is not None:
             torch.manual_seed(seed)
-        policy = build(world.spec, **options)
+        policy = _built(build, name, world.spec, options)
     policy.bind(world.spec)
     return policy
+
+
+def _built(
+    build: Callable[..., LSTMWrapper], name: str, spec: WorldSpec, options: dict[str, Any]
+) -> LSTMWrapper:
+    """Build a policy, and tell by name what its `__init__` does not take."""
+    try:
+        inspect.signature(build).bind(spec, **options)
+    except TypeError as error:
+        raise ConfigError(
+            f"policy={name} cannot be made ({error}); write def __init__(self, spec, hidden_size=64, "
+            "num_layers=1, **memory) and in it super().__init__(size, hidden_size, num_layers, **memory)."
+        ) from None
+    return build(spec, **options)
 
 
 def find_policy(name: str) -> Callable[..., LSTMWrapper]:

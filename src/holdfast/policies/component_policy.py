@@ -1,6 +1,8 @@
 """`ComponentPolicy`: a policy that is a graph of named components, read from YAML."""
 
+import traceback
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +16,7 @@ from holdfast.policies.clock import ClearOn
 from holdfast.policies.components import LSTM, Component, Memory, Shape, make_component
 from holdfast.policies.components.component import tell
 from holdfast.policies.components.layers import Centre, Conv2d, Flatten, Linear
-from holdfast.policies.components.tokens import TokensToBox
+from holdfast.policies.components.tokens import TokensToBox, Vectors
 from holdfast.policies.encoders import TokensToBox as Box
 from holdfast.policies.graph import ACTION, CORE, OBS, VALUE, Graph, find_graph
 from holdfast.policies.template import PurePolicy, Thoughts
@@ -140,7 +142,12 @@ def _build(
                         "a memory of your own is a cell: Memory with cell: package.module:Class"
                     )
                 component.how |= asked
-            shapes[name] = tuple(component.build([shapes[source] for source in node.sources], spec))
+            shape = component.build([shapes[source] for source in node.sources], spec)
+            if not isinstance(shape, tuple):
+                raise ContractError(
+                    f"build returns the shape of the output, such as (32,); it returned {shape}"
+                )
+            shapes[name] = shape
         except HoldfastError as error:
             raise graph.wrong(str(error), name) from error
         except Exception as error:
@@ -155,7 +162,10 @@ def _build(
 
 
 def _failure(error: Exception) -> str:
-    return f"it fails: {type(error).__name__}: {' '.join(str(error).split())}"
+    """Say what went wrong inside a component, and where in its file."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    told = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return f"it fails: {told} ({Path(last.filename).name}, line {last.lineno})"
 
 
 def _stages(graph: Graph, memories: Mapping[str, Cell]) -> list[tuple[list[str], list[str]]]:
@@ -190,7 +200,9 @@ def _connect(graph: Graph, components: nn.ModuleDict) -> None:
 
 
 def _require_shape(graph: Graph, name: str, told: Shape, came: Any) -> None:
-    tensor = came[0] if isinstance(came, tuple) else came
+    tensor = came.tokens if isinstance(came, Vectors) else came
+    if not isinstance(tensor, Tensor):
+        raise graph.wrong(f"its output is a tensor; it gives {type(came).__name__}", name)
     rows = tensor.shape if graph.nodes[name].kind.reads == "nothing" else tensor.shape[1:]
     same = len(rows) == len(told) and all(a in (b, None) for a, b in zip(told, rows, strict=True))
     if not same:

@@ -221,9 +221,13 @@ def _compiled_agrees(case: Case, script: Script) -> Iterator[Measurement]:
 
 
 def _same_gradients(what: str, now: Gradients, was: Gradients, about: str) -> Measurement:
-    """Demand that gradients are equal to within a share of each one's largest entry."""
+    """Demand that gradients are equal to within a share of each one's largest entry.
+
+    What is a billionth of the largest of all is rounding: that of a bias which all actions share is.
+    """
+    largest = max((float(b.abs().max()) for b in was if b is not None), default=0.0)
     errors = [
-        (a - b).abs().max() / b.abs().max().clamp(min=torch.finfo(b.dtype).tiny)
+        (a - b).abs().max() / b.abs().max().clamp(min=max(1e-9 * largest, torch.finfo(b.dtype).tiny))
         for a, b in zip(now, was, strict=True)
         if a is not None and b is not None
     ]
