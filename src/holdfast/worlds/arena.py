@@ -1,0 +1,127 @@
+"""`arena`: crowds of 24 collect what regrows, each seeing 11 x 11 cells: the world of throughput."""
+
+import torch
+
+from holdfast.errors import ConfigError
+from holdfast.shapes import Bool, Int, Tensor, UInt8
+from holdfast.worlds import draws, tokens
+from holdfast.worlds.embedded import Embedded, Told, require
+from holdfast.worlds.maze import MOVES
+from holdfast.worlds.step import Feature, WorldSpec
+
+CROWD = 24
+"""Agents that live on one map."""
+VIEW = 5
+"""Cells seen to each side; maps have a rim of walls as wide, so that nobody looks over an edge."""
+WALL, RESOURCE, AGENT = (tokens.word(feature, 1) for feature in range(3))
+NEVER = 2**30
+
+
+class Arena(Embedded):
+    """On each map of `size` x `size` cells 24 agents walk; who steps on something ripe gets 1 for it.
+
+    `walls` percent of the cells are walls, and on `resources` percent of the others something grows; taken,
+    it is ripe again after `regrow` steps. Agents may share a cell; of those who do, the one with the lowest
+    number takes what is ripe there. They see what lies up to 5 cells away, up to `sight` tokens, row by row.
+    All agents of a map begin and end together after `length` steps, on other cells each time; maps are put
+    out of step by shorter first episodes. `agents` is a multiple of 24. With `truncate`, episodes end by
+    truncation, at the price of showing everything twice.
+
+    It measures speed, and no memory: what the best return is depends on 24 agents and the map, is not
+    known, and not in its spec. An agent's row depends on its map only, never on how many maps there are.
+    """
+
+    def __init__(
+        self,
+        agents: int,
+        *,
+        size: int = 32,
+        walls: int = 20,
+        resources: int = 20,
+        regrow: int = 50,
+        length: int = 500,
+        sight: int = 200,
+        truncate: bool = False,
+        seed: int = 0,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        if agents % CROWD:
+            near = max(1, round(agents / CROWD)) * CROWD
+            raise ConfigError(f"world.agents={agents} is not a multiple of {CROWD}; try {near}.")
+        (
+            require("size", size, 12, 1000),
+            require("walls", walls, 0, 50),
+            require("resources", resources, 0, 100),
+        )
+        self.length, self.regrow = require("length", length, 1, NEVER), require("regrow", regrow, 1, NEVER)
+        spec = WorldSpec(
+            obs_shape=(require("sight", sight, 1, 1000), 3),
+            action_names=("noop", *MOVES),
+            features=(Feature("wall", 1.0), Feature("resource", 1.0), Feature("agent", 1.0)),
+            truncates="always" if truncate else "never",
+        )
+        super().__init__(agents, spec, seed=seed, device=device)
+        self._map = torch.arange(agents // CROWD, device=device)
+        self._lay_out(size, walls, resources)
+        width = size + 2 * VIEW
+        window = [(row, column) for row in range(2 * VIEW + 1) for column in range(2 * VIEW + 1)]
+        self._window = torch.tensor([(r - VIEW) * width + c - VIEW for r, c in window], device=device)
+        places = [tokens.pack_location(r, c) for r, c in window]
+        self._places = torch.tensor(places, dtype=torch.int32, device=device)
+        self._moves = torch.tensor([0, *(r * width + c for r, c in MOVES.values())], device=device)
+        self._earlier = torch.ones(CROWD, CROWD, dtype=torch.bool, device=device).tril(-1)
+        self._at, self._left = torch.zeros_like(self._agent), torch.zeros_like(self._map)
+
+    def _lay_out(self, size: int, walls: int, resources: int) -> None:
+        """Draw the maps: the ground, when each cell is first ripe, and the cells where agents may begin."""
+        device, cells = self._agent.device, torch.arange(size * size, device=self._agent.device)
+        # Counters below zero, which no step of the clock reaches.
+        where = (self.seed, draws.STREAM_WORLD, self._map[:, None])
+        wall = draws.below(100, *where, -1 - 2 * cells) < walls
+        grows = ~wall & (draws.below(100, *where, -2 - 2 * cells) < resources)
+        rim = (VIEW, VIEW, VIEW, VIEW)
+        pad = torch.nn.functional.pad
+        ground = pad(torch.where(wall, WALL, 0).unflatten(1, (size, size)), rim, value=WALL)
+        ripe_at = pad(torch.where(grows, 0, NEVER).unflatten(1, (size, size)), rim, value=NEVER)
+        self._ground, self._fresh = ground.flatten(1).int(), ripe_at.flatten(1).int()
+        self._ripe_at, self._blocked = self._fresh, self._ground.flatten() != 0
+        # Free cells in a random order, walls behind them.
+        order = torch.where(wall, 2**62, draws.bits(*where, -3 - 2 * size * size - cells) >> 2).argsort(1)
+        self._free = (~wall).sum(1, keepdim=True).clamp(min=1)
+        width = size + 2 * VIEW
+        inside = (order // size + VIEW) * width + order % size + VIEW
+        self._spots = inside + self._map[:, None] * width * width
+        self._slot = torch.arange(CROWD, device=device)
+
+    def _begin(self, who: Bool[Tensor, " A"]) -> None:
+        where = (self.seed, draws.STREAM_WORLD, self._map)
+        left = torch.full_like(self._map, self.length)
+        if self._clock == 0:
+            left = 1 + draws.below(self.length, *where, 1)
+        crowd = who.unflatten(0, (-1, CROWD))[:, 0]
+        turn = draws.below(NEVER, *where, 2 * self._clock)
+        spot = (turn[:, None] + self._slot) % self._free
+        self._at = torch.where(who, self._spots.gather(1, spot).flatten(), self._at)
+        self._ripe_at = torch.where(crowd[:, None], self._fresh, self._ripe_at)
+        self._left = torch.where(crowd, left, self._left)
+
+    def _act(self, actions: Int[Tensor, " A"]) -> Told:
+        there = self._at + self._moves[actions.long()]
+        self._at = torch.where(self._blocked[there], self._at, there)
+        ripe_at = self._ripe_at.flatten()
+        when = ripe_at[self._at]
+        ripe = when <= self._clock
+        # All who share a cell write the same there, in whatever order.
+        later = torch.where(ripe, self._clock + self.regrow, when)
+        self._ripe_at = ripe_at.scatter(0, self._at, later).view_as(self._ripe_at)
+        crowd = self._at.unflatten(0, (-1, CROWD))
+        taken = ((crowd[:, :, None] == crowd[:, None, :]) & self._earlier).any(2).flatten()
+        self._left = self._left - 1
+        ended = (self._left == 0)[:, None].expand(-1, CROWD).flatten()
+        return Told(ripe & ~taken, ended)
+
+    def _look(self, first: Bool[Tensor, " A"]) -> UInt8[Tensor, "A M 3"]:
+        grown = torch.where(self._ripe_at <= self._clock, RESOURCE, self._ground).flatten()
+        seen = grown.scatter_(0, self._at, AGENT)
+        cells = seen[self._at[:, None] + self._window]
+        return tokens.pack(cells, self._places, self.spec.obs_shape[0])
