@@ -14,7 +14,7 @@ class Slowly:
 
     def __init__(self, world):
         self.walls = (world._ground != 0).unflatten(1, (WIDTH, WIDTH)).tolist()
-        self.grows = (world._fresh == 0).unflatten(1, (WIDTH, WIDTH)).tolist()
+        self.grows = (world._fresh > 0).unflatten(1, (WIDTH, WIDTH)).tolist()
         self.regrow, self.clock = world.regrow, 0
 
     def begin(self, where, maps):
@@ -64,7 +64,7 @@ class Slowly:
 
 
 def cells_of(world):
-    inside = world._at % (WIDTH * WIDTH)
+    inside = world._at.flatten() % (WIDTH * WIDTH)
     return list(zip((inside // WIDTH).tolist(), (inside % WIDTH).tolist(), strict=True))
 
 
@@ -108,7 +108,7 @@ def test_nobody_begins_inside_a_wall_or_walks_into_one():
     act, step = anything(world), world.reset()
     for _ in range(30):
         assert not world._blocked[world._at].any()
-        assert torch.equal(world._at // (22 * 22), torch.arange(72) // 24)
+        assert torch.equal(world._at.flatten() // (22 * 22), torch.arange(72) // 24)
         step = world.step(act(step.obs, step.first))
 
 

@@ -14,7 +14,8 @@ CROWD = 24
 VIEW = 5
 """Cells seen to each side; maps have a rim of walls as wide, so that nobody looks over an edge."""
 WALL, RESOURCE, AGENT = (tokens.word(feature, 1) for feature in range(3))
-NEVER = 2**30
+LONG = 2**30
+"""More steps than an episode has."""
 
 
 class Arena(Embedded):
@@ -23,12 +24,14 @@ class Arena(Embedded):
     `walls` percent of the cells are walls, and on `resources` percent of the others something grows; taken,
     it is ripe again after `regrow` steps. Agents may share a cell; of those who do, the one with the lowest
     number takes what is ripe there. They see what lies up to 5 cells away, up to `sight` tokens, row by row.
-    All agents of a map begin and end together after `length` steps, on other cells each time; maps are put
-    out of step by shorter first episodes. `agents` is a multiple of 24. With `truncate`, episodes end by
-    truncation, at the price of showing everything twice.
+    All agents of a map begin and end together after `length` steps, on other cells each time, in a random
+    order of the free ones; maps are put out of step by shorter first episodes. `agents` is a multiple of 24.
+    With `truncate`, episodes end by truncation, at the price of showing everything twice.
 
     It measures speed, and no memory: what the best return is depends on 24 agents and the map, is not
     known, and not in its spec. An agent's row depends on its map only, never on how many maps there are.
+
+    Time is told by the steps that are left: a cell is ripe if no more are left than stands in it.
     """
 
     def __init__(
@@ -48,12 +51,13 @@ class Arena(Embedded):
         if agents % CROWD:
             near = max(1, round(agents / CROWD)) * CROWD
             raise ConfigError(f"world.agents={agents} is not a multiple of {CROWD}; try {near}.")
-        (
-            require("size", size, 12, 1000),
-            require("walls", walls, 0, 50),
-            require("resources", resources, 0, 100),
-        )
-        self.length, self.regrow = require("length", length, 1, NEVER), require("regrow", regrow, 1, NEVER)
+        for key, given, low, high in (
+            ("size", size, 12, 1000),
+            ("walls", walls, 0, 50),
+            ("resources", resources, 0, 100),
+        ):
+            require(key, given, low, high)
+        self.length, self.regrow = require("length", length, 1, LONG), require("regrow", regrow, 1, LONG)
         spec = WorldSpec(
             obs_shape=(require("sight", sight, 1, 1000), 3),
             action_names=("noop", *MOVES),
@@ -70,10 +74,11 @@ class Arena(Embedded):
         self._places = torch.tensor(places, dtype=torch.int32, device=device)
         self._moves = torch.tensor([0, *(r * width + c for r, c in MOVES.values())], device=device)
         self._earlier = torch.ones(CROWD, CROWD, dtype=torch.bool, device=device).tril(-1)
-        self._at, self._left = torch.zeros_like(self._agent), torch.zeros_like(self._map)
+        self._left = self._turn = torch.zeros_like(self._free)
+        self._at, self._ripe = self._spots[:, :CROWD], self._fresh
 
     def _lay_out(self, size: int, walls: int, resources: int) -> None:
-        """Draw the maps: the ground, when each cell is first ripe, and the cells where agents may begin."""
+        """Draw the maps: the ground, what grows on it, and the cells where agents may begin."""
         device, cells = self._agent.device, torch.arange(size * size, device=self._agent.device)
         # Counters below zero, which no step of the clock reaches.
         where = (self.seed, draws.STREAM_WORLD, self._map[:, None])
@@ -82,9 +87,9 @@ class Arena(Embedded):
         rim = (VIEW, VIEW, VIEW, VIEW)
         pad = torch.nn.functional.pad
         ground = pad(torch.where(wall, WALL, 0).unflatten(1, (size, size)), rim, value=WALL)
-        ripe_at = pad(torch.where(grows, 0, NEVER).unflatten(1, (size, size)), rim, value=NEVER)
-        self._ground, self._fresh = ground.flatten(1).int(), ripe_at.flatten(1).int()
-        self._ripe_at, self._blocked = self._fresh, self._ground.flatten() != 0
+        fresh = pad(torch.where(grows, LONG, -1).unflatten(1, (size, size)), rim, value=-1)
+        self._ground, self._fresh = ground.flatten(1).int(), fresh.flatten(1).int()
+        self._blocked = self._ground.flatten() != 0
         # Free cells in a random order, walls behind them.
         order = torch.where(wall, 2**62, draws.bits(*where, -3 - 2 * size * size - cells) >> 2).argsort(1)
         self._free = (~wall).sum(1, keepdim=True).clamp(min=1)
@@ -94,34 +99,31 @@ class Arena(Embedded):
         self._slot = torch.arange(CROWD, device=device)
 
     def _begin(self, who: Bool[Tensor, " A"]) -> None:
-        where = (self.seed, draws.STREAM_WORLD, self._map)
-        left = torch.full_like(self._map, self.length)
+        left, turn = self.length, self._turn + CROWD
         if self._clock == 0:
-            left = 1 + draws.below(self.length, *where, 1)
-        crowd = who.unflatten(0, (-1, CROWD))[:, 0]
-        turn = draws.below(NEVER, *where, 2 * self._clock)
-        spot = (turn[:, None] + self._slot) % self._free
-        self._at = torch.where(who, self._spots.gather(1, spot).flatten(), self._at)
-        self._ripe_at = torch.where(crowd[:, None], self._fresh, self._ripe_at)
+            where = (self.seed, draws.STREAM_WORLD, self._map[:, None])
+            left, turn = 1 + draws.below(self.length, *where, 0), draws.below(LONG, *where, 1)
+        crowd = who.unflatten(0, (-1, CROWD))[:, :1]
         self._left = torch.where(crowd, left, self._left)
+        self._turn = torch.where(crowd, turn, self._turn)
+        spot = self._spots.gather(1, (self._turn + self._slot) % self._free)
+        self._at = torch.where(crowd, spot, self._at)
+        self._ripe = torch.where(crowd, self._fresh, self._ripe)
 
     def _act(self, actions: Int[Tensor, " A"]) -> Told:
-        there = self._at + self._moves[actions.long()]
+        there = self._at + self._moves[actions.long()].view_as(self._at)
         self._at = torch.where(self._blocked[there], self._at, there)
-        ripe_at = self._ripe_at.flatten()
-        when = ripe_at[self._at]
-        ripe = when <= self._clock
-        # All who share a cell write the same there, in whatever order.
-        later = torch.where(ripe, self._clock + self.regrow, when)
-        self._ripe_at = ripe_at.scatter(0, self._at, later).view_as(self._ripe_at)
-        crowd = self._at.unflatten(0, (-1, CROWD))
-        taken = ((crowd[:, :, None] == crowd[:, None, :]) & self._earlier).any(2).flatten()
         self._left = self._left - 1
-        ended = (self._left == 0)[:, None].expand(-1, CROWD).flatten()
-        return Told(ripe & ~taken, ended)
+        flat, at = self._ripe.view(-1), self._at.flatten()
+        since = flat[at].view_as(self._at)
+        ripe = since >= self._left
+        # All who share a cell write the same there, in whatever order.
+        flat.scatter_(0, at, torch.where(ripe, (self._left - self.regrow).int(), since).flatten())
+        taken = ((self._at[:, :, None] == self._at[:, None, :]) & self._earlier).any(2)
+        return Told((ripe & ~taken).flatten(), (self._left == 0).expand(-1, CROWD).flatten())
 
     def _look(self, first: Bool[Tensor, " A"]) -> UInt8[Tensor, "A M 3"]:
-        grown = torch.where(self._ripe_at <= self._clock, RESOURCE, self._ground).flatten()
-        seen = grown.scatter_(0, self._at, AGENT)
-        cells = seen[self._at[:, None] + self._window]
+        seen = torch.where(self._ripe >= self._left, RESOURCE, self._ground).view(-1)
+        seen.scatter_(0, self._at.flatten(), AGENT)
+        cells = seen[self._at.flatten()[:, None] + self._window]
         return tokens.pack(cells, self._places, self.spec.obs_shape[0])
