@@ -27,14 +27,20 @@ def stacked(told, name):
     return torch.stack([getattr(step, name) for step in told])
 
 
-def returns_of(told):
-    """The returns of whole episodes; rewards where nobody acted before count for nothing."""
+def returns_of(told, each=None):
+    """The returns of whole episodes; rewards where nobody acted before count for nothing.
+
+    With `each`, of so many episodes of each agent: short ones do not crowd out long ones.
+    """
     total, found = torch.zeros_like(told[0].reward, dtype=torch.float64), []
+    count = torch.zeros_like(told[0].first, dtype=torch.long)
     for before, step in pairwise(told):
         total += torch.where(before.valid, step.reward, 0.0)
         ended = step.terminated | step.truncated
-        found.append(total[ended])
+        found.append(total[ended if each is None else ended & (count < each)])
+        count += ended
         total = torch.where(ended, 0.0, total)
+    assert each is None or int(count.min()) >= each, "live longer"
     return torch.cat(found)
 
 

@@ -39,7 +39,7 @@ def of_all_worlds(case):
 
 def play(name, options, act, agents=400, steps=130, seed=0):
     world = make_world(name, agents=agents, seed=seed, **options)
-    return world.spec, returns_of(live(world, steps, act(world)))
+    return world.spec, returns_of(live(world, steps, act(world)), each=5)
 
 
 @pytest.mark.parametrize(("name", "options"), CASES, ids=list(map(of_all_worlds, CASES)))
@@ -217,3 +217,32 @@ def test_no_function_of_what_is_seen_beats_chance_in_forage():
     assert count == 64
     assert float(means.max()) == pytest.approx(0.5, abs=1e-6) == world.spec.best_return_without_memory
     assert float(means.min()) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "most"),
+    [
+        (lambda first, before: before, 0.5),  # a step late
+        (lambda first, before: torch.zeros_like(first), 0.5),  # never
+        (lambda first, before: torch.ones_like(first), 0.36),  # always
+    ],
+)
+def test_repeat_first_shows_who_clears_at_the_wrong_time(wrong, most):
+    world = make_world("repeat_first", agents=300, symbols=4, length=(8, 12))
+    oracle, before = ORACLES["repeat_first"](world), torch.zeros(300, dtype=torch.bool)
+
+    def act(obs, first):
+        nonlocal before
+        cleared, before = wrong(first, before), first
+        return oracle(obs, cleared)
+
+    assert float(returns_of(live(world, 130, act), each=5).mean()) < most
+
+
+def test_forage_shows_who_clears_at_a_trial():
+    world = make_world("forage", agents=1500)
+    oracle, step, told = ORACLES["forage"](world), world.reset(), []
+    for _ in range(120):
+        told.append(step)
+        step = world.step(oracle(step.obs, step.first | step.trial))
+    assert is_mean_of(returns_of([*told, step], each=5), world.spec.best_return_without_memory)

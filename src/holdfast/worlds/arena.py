@@ -67,13 +67,7 @@ class Arena(Embedded):
         super().__init__(agents, spec, seed=seed, device=device)
         self._map = torch.arange(agents // CROWD, device=device)
         self._lay_out(size, walls, resources)
-        width = size + 2 * VIEW
-        window = [(row, column) for row in range(2 * VIEW + 1) for column in range(2 * VIEW + 1)]
-        self._window = torch.tensor([(r - VIEW) * width + c - VIEW for r, c in window], device=device)
-        places = [tokens.pack_location(r, c) for r, c in window]
-        self._places = torch.tensor(places, dtype=torch.int32, device=device)
-        self._moves = torch.tensor([0, *(r * width + c for r, c in MOVES.values())], device=device)
-        self._earlier = torch.ones(CROWD, CROWD, dtype=torch.bool, device=device).tril(-1)
+        self._look_out(size + 2 * VIEW)
         self._left = self._turn = torch.zeros_like(self._free)
         self._at, self._ripe = self._spots[:, :CROWD], self._fresh
 
@@ -97,6 +91,16 @@ class Arena(Embedded):
         inside = (order // size + VIEW) * width + order % size + VIEW
         self._spots = inside + self._map[:, None] * width * width
         self._slot = torch.arange(CROWD, device=device)
+
+    def _look_out(self, width: int) -> None:
+        """Write down what lies where around an agent: the cells it sees and steps on, and who goes first."""
+        device = self._agent.device
+        window = [(row, column) for row in range(2 * VIEW + 1) for column in range(2 * VIEW + 1)]
+        self._window = torch.tensor([(r - VIEW) * width + c - VIEW for r, c in window], device=device)
+        places = [tokens.pack_location(r, c) for r, c in window]
+        self._places = torch.tensor(places, dtype=torch.int32, device=device)
+        self._moves = torch.tensor([0, *(r * width + c for r, c in MOVES.values())], device=device)
+        self._earlier = torch.ones(CROWD, CROWD, dtype=torch.bool, device=device).tril(-1)
 
     def _begin(self, who: Bool[Tensor, " A"]) -> None:
         left, turn = self.length, self._turn + CROWD

@@ -44,7 +44,8 @@ class KeyValue(Embedded):
             best_return_without_memory=1.0 / values,
         )
         super().__init__(agents, spec, seed=seed, device=device)
-        self._count = torch.arange(pairs, device=self._agent.device)
+        # Two orders of the keys and their values: the draws of an episode.
+        self._count = torch.arange(3 * pairs, device=self._agent.device)
         self._keys = self._value = torch.zeros(agents, pairs, dtype=torch.long, device=self._agent.device)
         self._asked_keys = self._keys
         self._age = self._asks = torch.zeros_like(self._agent)
@@ -62,11 +63,9 @@ class KeyValue(Embedded):
 
     def _begin(self, who: Bool[Tensor, " A"]) -> None:
         n = self.pairs
-        counter = self._clock * (3 * n + 1) + torch.arange(3 * n, device=who.device)
+        counter = self._clock * (3 * n + 1) + self._count
         drawn = draws.bits(self.seed, draws.STREAM_WORLD, self._agent[:, None], counter)
-        asks = torch.full_like(self._agent, n)
-        if self._clock == 0:
-            asks = 1 + draws.below(n, self.seed, draws.STREAM_WORLD, self._agent, 3 * n)
+        asks = 1 + self._below(n, 3 * n, 3 * n + 1) if self._clock == 0 else n
         # Numbers drawn for each key, sorted: an order of the keys.
         order = drawn[:, : 2 * n].unflatten(1, (2, n)).argsort(dim=2)
         value = ((drawn[:, 2 * n :] & 0x7FFFFFFF) * self.values) >> 31

@@ -55,7 +55,7 @@ class NBack(Embedded):
         self._views = self._rows([[[PLACE, symbol, FULL]] for symbol in range(symbols)])
 
     def _begin(self, who: Bool[Tensor, " A"]) -> None:
-        judged = torch.full_like(self._agent, self._judged_steps)
+        judged = self._judged_steps
         if self._clock == 0:
             judged = 1 + self._below(self._judged_steps, 1, 2)
             # What nobody saw is never asked for: the first `back` steps are not judged.

@@ -45,7 +45,7 @@ class Parity(Embedded):
         self._views = self._rows([[[PLACE, bit, FULL]] for bit in range(2)])
 
     def _begin(self, who: Bool[Tensor, " A"]) -> None:
-        judged = torch.full_like(self._agent, self.length - 1)
+        judged = self.length - 1
         if self._clock == 0:
             self._bit = self._below(2, 0, 2)
             judged = 1 + self._below(self.length - 1, 1, 2)
