@@ -68,7 +68,7 @@ class Arena(Embedded):
         self._map = torch.arange(agents // CROWD, device=device)
         self._lay_out(size, walls, resources)
         self._look_out(size + 2 * VIEW)
-        self._left = self._turn = torch.zeros_like(self._free)
+        self._left, self._turn = torch.zeros_like(self._free, dtype=torch.int32), torch.zeros_like(self._free)
         self._at, self._ripe = self._spots[:, :CROWD], self._fresh
 
     def _lay_out(self, size: int, walls: int, resources: int) -> None:
@@ -106,7 +106,7 @@ class Arena(Embedded):
         left, turn = self.length, self._turn + CROWD
         if self._clock == 0:
             where = (self.seed, draws.STREAM_WORLD, self._map[:, None])
-            left, turn = 1 + draws.below(self.length, *where, 0), draws.below(LONG, *where, 1)
+            left, turn = 1 + draws.below(self.length, *where, 0).int(), draws.below(LONG, *where, 1)
         crowd = who.unflatten(0, (-1, CROWD))[:, :1]
         self._left = torch.where(crowd, left, self._left)
         self._turn = torch.where(crowd, turn, self._turn)
@@ -122,12 +122,14 @@ class Arena(Embedded):
         since = flat[at].view_as(self._at)
         ripe = since >= self._left
         # All who share a cell write the same there, in whatever order.
-        flat.scatter_(0, at, torch.where(ripe, (self._left - self.regrow).int(), since).flatten())
+        flat.scatter_(0, at, torch.where(ripe, self._left - self.regrow, since).flatten())
         taken = ((self._at[:, :, None] == self._at[:, None, :]) & self._earlier).any(2)
         return Told((ripe & ~taken).flatten(), (self._left == 0).expand(-1, CROWD).flatten())
 
     def _look(self, first: Bool[Tensor, " A"]) -> UInt8[Tensor, "A M 3"]:
         seen = torch.where(self._ripe >= self._left, RESOURCE, self._ground).view(-1)
         seen.scatter_(0, self._at.flatten(), AGENT)
-        cells = seen[self._at.flatten()[:, None] + self._window]
+        around = self._at.flatten()[:, None] + self._window
+        # Three times as fast on the CPU as seen[around].
+        cells = seen.index_select(0, around.view(-1)).view_as(around)
         return tokens.pack(cells, self._places, self.spec.obs_shape[0])

@@ -32,8 +32,9 @@ class Told:
 class Embedded(ABC):
     """A batch of agents on one device. A world writes how episodes begin, what actions do, what is seen.
 
-    The three are called in this order each step; all are masks over all agents, none looks at a number, so
-    the host never waits for the device. Draws are pure functions of (seed, agent, clock).
+    Each step everybody acts, those whose episode ended begin the next one, and everybody looks. All three
+    work on all agents at once and choose by masks; none looks at a number, so the host never waits for the
+    device. Draws are pure functions of (seed, agent, clock).
     """
 
     def __init__(self, agents: int, spec: WorldSpec, *, seed: int, device: str | torch.device) -> None:

@@ -52,11 +52,13 @@ def pack(cells: Int[Tensor, "A N"], locations: Int[Tensor, " N"], most: int) -> 
     A cell is 0 where nothing is, else `word(feature, value)`. The order is that of the cells.
     """
     there = cells != 0
-    place = there.cumsum(1).sub_(1)
-    # One place more than there is: nobody reads what is laid there.
-    place = torch.where(there & (place < most), place, most)
-    room = cells.new_full((len(cells), most + 1), -1).scatter_(1, place, cells + locations)
-    return room.view(torch.uint8).unflatten(1, (most + 1, 4))[:, :most, :3].contiguous()
+    place = there.cumsum(1)
+    if most < cells.shape[1]:
+        there = there & (place <= most)
+    # Places count from 1; nobody reads what is laid at 0.
+    room = cells.new_full((len(cells), 1 + most), -1).scatter_(1, place * there, cells + locations)
+    place, feature, value, _ = room.view(torch.uint8).unflatten(1, (1 + most, 4))[:, 1:].unbind(2)
+    return torch.stack([place, feature, value], dim=2)
 
 
 def word(feature: int, value: int) -> int:
