@@ -49,3 +49,18 @@ def test_empty_observations_are_not_shared():
     one, other = tokens.empty(2, 3, CPU), tokens.empty(2, 3, CPU)
     one[0, 0] = 0
     assert bool((other == 0xFF).all())
+
+
+def test_cells_are_packed_to_the_front_in_their_order_and_the_rest_is_left_out():
+    a, b = tokens.word(3, 7), tokens.word(0, 255)
+    cells = torch.tensor([[0, a, 0, b, a], [0, 0, 0, 0, 0], [b, b, b, b, b]], dtype=torch.int32)
+    places = torch.tensor([0x00, 0x12, 0x23, 0xEE, 0x45], dtype=torch.int32)
+    obs = tokens.pack(cells, places, 3)
+    assert obs.dtype == torch.uint8
+    padding = [0xFF] * 3
+    assert obs.tolist() == [
+        [[0x12, 3, 7], [0xEE, 0, 255], [0x45, 3, 7]],
+        [padding] * 3,
+        [[0x00, 0, 255], [0x12, 0, 255], [0x23, 0, 255]],
+    ]
+    assert tokens.pack(cells, places, 7)[0].tolist()[2:] == [[0x45, 3, 7], *[padding] * 4]

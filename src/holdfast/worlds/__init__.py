@@ -1,15 +1,36 @@
 """The world speaks: what a step is, the token format, and the worlds that run on tensors."""
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 from holdfast.errors import ConfigError
+from holdfast.worlds.arena import Arena
+from holdfast.worlds.constant import Constant
+from holdfast.worlds.forage import Forage
+from holdfast.worlds.key_value import KeyValue
+from holdfast.worlds.n_back import NBack
+from holdfast.worlds.parity import Parity
+from holdfast.worlds.ragged import Ragged
 from holdfast.worlds.recall import Recall
+from holdfast.worlds.repeat_first import RepeatFirst
 from holdfast.worlds.step import Feature, Step, World, WorldSpec
+from holdfast.worlds.tmaze import TMaze
 
 __all__ = ["WORLDS", "Feature", "Recall", "Step", "World", "WorldSpec", "make_world"]
 
-WORLDS: dict[str, type[Recall]] = {"recall": Recall}
+WORLDS: dict[str, Callable[..., World]] = {
+    "recall": Recall,
+    "repeat_first": RepeatFirst,
+    "n_back": NBack,
+    "tmaze": TMaze,
+    "key_value": KeyValue,
+    "parity": Parity,
+    "forage": Forage,
+    "arena": Arena,
+    "ragged": Ragged,
+    "constant": Constant,
+}
 
 
 def make_world(name: str, agents: int = 64, **options: Any) -> World:

@@ -7,7 +7,7 @@ without a place, `PADDING` fills all three bytes of an empty row.
 import torch
 
 from holdfast.errors import ContractError
-from holdfast.shapes import Tensor, UInt8
+from holdfast.shapes import Int, Tensor, UInt8
 
 GLOBAL = 0xFE
 PADDING = 0xFF
@@ -44,3 +44,23 @@ def shorten(obs: UInt8[Tensor, "*rows M 3"]) -> UInt8[Tensor, "*rows M2 3"]:
 def empty(agents: int, tokens: int, device: torch.device | None = None) -> UInt8[Tensor, "A M 3"]:
     """Make observations that hold no token at all."""
     return torch.full((agents, tokens, 3), PADDING, dtype=torch.uint8, device=device)
+
+
+def pack(cells: Int[Tensor, "A N"], locations: Int[Tensor, " N"], most: int) -> UInt8[Tensor, "A {most} 3"]:
+    """Turn cells into tokens, those that hold something packed to the front; beyond `most` they are left out.
+
+    A cell is 0 where nothing is, else `word(feature, value)`. The order is that of the cells.
+    """
+    there = cells != 0
+    place = there.cumsum(1)
+    if most < cells.shape[1]:
+        there = there & (place <= most)
+    # Places count from 1; nobody reads what is laid at 0.
+    room = cells.new_full((len(cells), 1 + most), -1).scatter_(1, place * there, cells + locations)
+    place, feature, value, _ = room.view(torch.uint8).unflatten(1, (1 + most, 4))[:, 1:].unbind(2)
+    return torch.stack([place, feature, value], dim=2)
+
+
+def word(feature: int, value: int) -> int:
+    """Write a token without its place as one 32-bit number; its bytes are place, feature, value, nothing."""
+    return feature << 8 | value << 16

@@ -1,0 +1,122 @@
+"""What worlds on tensors share: the clock, the checks, the flags, and the restart in the same step."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+
+from holdfast.errors import ConfigError, ContractError
+from holdfast.shapes import Bool, Int, Shaped, Tensor, UInt8
+from holdfast.worlds import draws, tokens
+from holdfast.worlds.step import Step, WorldSpec, check_actions
+
+FULL = 255
+"""A token that says one of several things speaks at the full size of its normalisation; at a hundredth of
+it, it was not learnt."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """What came of the actions, before anybody's next episode begins."""
+
+    reward: Shaped[Tensor, " A"]
+    ended: Bool[Tensor, " A"]
+    begins: Bool[Tensor, " A"] | None = None
+    """Whose next episode begins; none: theirs that ended."""
+    valid: Bool[Tensor, " A"] | None = None
+    """Who is there to act; none: everybody."""
+    trial: Bool[Tensor, " A"] | None = None
+    """Whose next trial begins; none: nobody's."""
+
+
+class Embedded(ABC):
+    """A batch of agents on one device. A world writes how episodes begin, what actions do, what is seen.
+
+    Each step everybody acts, those whose episode ended begin the next one, and everybody looks. All three
+    work on all agents at once and choose by masks; none looks at a number, so the host never waits for the
+    device. Draws are pure functions of (seed, agent, clock).
+    """
+
+    def __init__(self, agents: int, spec: WorldSpec, *, seed: int, device: str | torch.device) -> None:
+        if agents < 1:
+            raise ConfigError(f"world.agents={agents}: there must be at least 1.")
+        self.agents, self.spec, self.seed = agents, spec, seed
+        self.truncate = spec.truncates == "always"
+        self._agent = torch.arange(agents, device=device)
+        self._nobody = torch.zeros(agents, dtype=torch.bool, device=device)
+        self._everybody = ~self._nobody
+        self._clock = -1
+
+    @abstractmethod
+    def _begin(self, who: Bool[Tensor, " A"]) -> None:
+        """Start the next episode of some agents; at clock 0 of all, whatever was before."""
+
+    @abstractmethod
+    def _act(self, actions: Int[Tensor, " A"]) -> Told:
+        """Let everybody act, and judge it."""
+
+    @abstractmethod
+    def _look(self, first: Bool[Tensor, " A"]) -> UInt8[Tensor, "A M 3"]:
+        """Show everybody what is there now."""
+
+    def reset(self) -> Step:
+        """Start every agent's first episode."""
+        self._clock = 0
+        self._begin(self._everybody)
+        told = Told(torch.zeros_like(self._agent), self._nobody)
+        return self._tell(told, self._everybody, self._nothing() if self.truncate else None)
+
+    def step(self, actions: Int[Tensor, " A"]) -> Step:
+        """Judge everybody's action, and start the next episode of those whose episode ended."""
+        if self._clock < 0:
+            raise ContractError("Call reset() before the first step().")
+        check_actions(actions, self.agents, len(self.spec.action_names))
+        self._clock += 1
+        told, last = self._act(actions), None
+        if self.truncate:
+            last = torch.where(told.ended[:, None, None], self._look(self._nobody), self._nothing())
+        first = told.ended if told.begins is None else told.begins
+        self._begin(first)
+        return self._tell(told, first, last)
+
+    def _tell(self, told: Told, first: Tensor, last: Tensor | None) -> Step:
+        return Step(
+            obs=self._look(first),
+            reward=told.reward.float(),
+            terminated=self._nobody if self.truncate else told.ended,
+            truncated=told.ended if self.truncate else self._nobody,
+            first=first,
+            valid=self._everybody if told.valid is None else told.valid,
+            trial=self._nobody if told.trial is None else told.trial,
+            last_obs=last,
+        )
+
+    def _nothing(self) -> UInt8[Tensor, "A M 3"]:
+        return tokens.empty(self.agents, self.spec.obs_shape[0], self._agent.device)
+
+    def _below(self, limit: int, which: int = 0, of: int = 1) -> Int[Tensor, " A"]:
+        """Draw a whole number in [0, limit) for each agent: draw `which` of the `of` draws of this step."""
+        return draws.below(limit, self.seed, draws.STREAM_WORLD, self._agent, of * self._clock + which)
+
+    def _rows(self, rows: list[list[list[int]]]) -> UInt8[Tensor, "N M 3"]:
+        """Make a table of observations from their tokens, padded to the size of one."""
+        M = self.spec.obs_shape[0]
+        full = [[*row, *[[tokens.PADDING] * 3] * (M - len(row))] for row in rows]
+        return torch.tensor(full, device=self._agent.device).to(torch.uint8)
+
+
+def range_of(key: str, given: int | tuple[int, int], least: int) -> tuple[int, int]:
+    """Read a number or a range as its two ends."""
+    low, high = (given, given) if isinstance(given, int) else given
+    if not least <= low <= high:
+        raise ConfigError(
+            f"world.{key}={given}: give a number from {least} on or a range such as {least + 4}..{least + 9}."
+        )
+    return low, high
+
+
+def require(key: str, given: int, low: int, high: int) -> int:
+    """Refuse a number outside of its limits."""
+    if not low <= given <= high:
+        raise ConfigError(f"world.{key}={given}: give a number from {low} to {high}.")
+    return given
