@@ -8,33 +8,17 @@ from pydantic import (
     AfterValidator,
     BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     ValidationError,
     model_validator,
 )
 
 from holdfast.errors import ConfigError, did_you_mean
-from holdfast.values import Count, Delay, HowOften, optional, plain_name
+from holdfast.knobs import WORLD_KNOBS, Knobs, RecallWorld, World
+from holdfast.values import Count, HowOften, optional, plain_name
 
 
-class _Knobs(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
-
-
-class RecallWorld(_Knobs):
-    """Name a cue after a delay; without memory it cannot be solved."""
-
-    name: Literal["recall"] = Field(default="recall", description="which world")
-    agents: Count = Field(default=64, ge=1, description="agents that live in parallel")
-    delay: Delay = Field(
-        default=8, description="empty steps between cue and query; 4..24 draws one each episode"
-    )
-    cues: Count = Field(default=4, ge=2, le=100, description="how many cues there are to tell apart")
-    truncate: bool = Field(default=False, description="end episodes by truncation, not termination")
-
-
-class Policy(_Knobs):
+class Policy(Knobs):
     """The network."""
 
     name: str = Field(
@@ -57,7 +41,7 @@ class Policy(_Knobs):
     compile: bool = Field(default=False, description="compile encoder and heads with torch.compile")
 
 
-class Memory(_Knobs):
+class Memory(Knobs):
     """When memory forgets."""
 
     clear_on: Literal["episode", "trial", "never"] = Field(
@@ -66,7 +50,7 @@ class Memory(_Knobs):
     )
 
 
-class Optimizer(_Knobs):
+class Optimizer(Knobs):
     """Adam."""
 
     learning_rate: float = Field(default=0.000457, gt=0, description="step size at the start")
@@ -78,7 +62,7 @@ class Optimizer(_Knobs):
     eps: float = Field(default=1e-8, gt=0, description="added to the denominator")
 
 
-class PPO(_Knobs):
+class PPO(Knobs):
     """The loss."""
 
     gamma: float = Field(default=0.977, ge=0, le=1, description="discount of rewards a step later")
@@ -95,7 +79,7 @@ class PPO(_Knobs):
     max_grad_norm: float = Field(default=0.5, gt=0, description="gradients longer than this are shortened")
 
 
-class Trainer(_Knobs):
+class Trainer(Knobs):
     """The loop."""
 
     total_timesteps: Count = Field(
@@ -119,7 +103,7 @@ class Trainer(_Knobs):
     ppo: PPO = PPO()
 
 
-class Config(_Knobs):
+class Config(Knobs):
     """A run: everything that decides what happens."""
 
     run: Annotated[str | None, BeforeValidator(optional), AfterValidator(plain_name)] = Field(
@@ -132,7 +116,7 @@ class Config(_Knobs):
         default=1, ge=0, description="CPU threads of torch, 0 for its own choice; small networks want 1"
     )
     wandb: Literal["off"] = Field(default="off", description="off: nothing leaves this machine")
-    world: RecallWorld = RecallWorld()
+    world: World = RecallWorld()
     policy: Policy = Policy()
     memory: Memory = Memory()
     trainer: Trainer = Trainer()
@@ -188,22 +172,34 @@ class Config(_Knobs):
         return math.ceil(self.trainer.total_timesteps / self.trainer.batch_size)
 
 
-def keys_of(model: type[BaseModel] = Config, prefix: str = "") -> dict[str, Any]:
-    """List every key of the tree with its pydantic field."""
+def keys_of(world: str = "recall") -> dict[str, Any]:
+    """List every key of the tree with its pydantic field, for a world of some name."""
+    return _keys_in(Config, "", WORLD_KNOBS[world])
+
+
+def _keys_in(model: type[BaseModel], prefix: str, world: type[BaseModel]) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for name, field in model.model_fields.items():
-        kind = field.annotation
+    for name, field in sorted(model.model_fields.items(), key=_name_first):
+        kind = world if prefix + name == "world" else field.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
-            found |= keys_of(kind, f"{prefix}{name}.")
+            found |= _keys_in(kind, f"{prefix}{name}.", world)
         else:
             found[prefix + name] = field
     return found
 
 
+def _name_first(named: tuple[str, Any]) -> bool:
+    return named[0] != "name"
+
+
 def change(config: Config, overrides: Mapping[str, Any]) -> Config:
     """Return a config that differs in the given dotted keys; a misspelt key or a bad value is told."""
-    known = keys_of()
+    world = _world_meant(config, overrides)
+    known = keys_of(world)
     tree, changed = config.model_dump(), set()
+    if world != config.world.name:
+        # Another world has knobs of its own.
+        tree["world"] = {"name": world}
     for word, given in overrides.items():
         key, value = _canonical(word, given)
         if key in changed:
@@ -220,6 +216,16 @@ def change(config: Config, overrides: Mapping[str, Any]) -> Config:
         return Config.model_validate(tree)
     except ValidationError as error:
         raise ConfigError(_first_error(error)) from None
+
+
+def _world_meant(config: Config, overrides: Mapping[str, Any]) -> str:
+    """Find which world there will be: its name decides which other keys there are."""
+    names = [str(value) for key, value in overrides.items() if key in ("world", "world.name")]
+    for name in names:
+        if name not in WORLD_KNOBS:
+            meant = did_you_mean(name, WORLD_KNOBS, f"there is {', '.join(WORLD_KNOBS)}.")
+            raise ConfigError(f"world.name={name}: there is no such world; {meant}")
+    return names[0] if names else config.world.name
 
 
 def read_config(text: str) -> Config:
@@ -268,4 +274,6 @@ def _first_error(error: ValidationError) -> str:
 
 
 def _is_branch_of_union(part: int | str) -> bool:
-    return isinstance(part, int) or part in ("int", "float", "str") or part.startswith("tuple[")
+    if isinstance(part, int) or part in WORLD_KNOBS:
+        return True
+    return part in ("int", "float", "str") or part.startswith("tuple[")

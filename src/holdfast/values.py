@@ -68,5 +68,5 @@ Count = Annotated[int, BeforeValidator(whole_number)]
 HowOften = Annotated[str, BeforeValidator(how_often)]
 """`first`, `off` or `every:N`."""
 
-Delay = Annotated[int | tuple[int, int], BeforeValidator(number_or_range), AfterValidator(in_order)]
+Span = Annotated[int | tuple[int, int], BeforeValidator(number_or_range), AfterValidator(in_order)]
 """A number of steps, or a range to draw it from."""

@@ -105,8 +105,9 @@ def test_a_policy_class_that_cannot_be_used_is_told_why(refused, policy, reason)
     )
 
 
-def test_an_unknown_world_is_refused_with_the_one_there_is(refused):
-    assert refused("world=chess") == "world.name=chess: input should be 'recall'."
+def test_an_unknown_world_is_refused_with_those_there_are(refused):
+    told = refused("world=chess")
+    assert told.startswith("world.name=chess: there is no such world; there is recall, repeat_first, n_back")
 
 
 def test_an_unknown_recipe_is_told_the_one_that_was_meant(refused):

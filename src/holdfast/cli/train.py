@@ -8,6 +8,7 @@ from rich.table import Column, Table
 
 from holdfast.cli.keys import parse_words
 from holdfast.config import keys_of
+from holdfast.knobs import WORLD_KNOBS
 from holdfast.recipes import DEFAULT, RECIPES, find_recipe
 from holdfast.report import lookup
 from holdfast.train import Run, train
@@ -48,6 +49,12 @@ def _print_help() -> None:
     )
     out.print("agent=NAME is the same policy as a component graph; agent=FILE.yaml is one of your own.\n")
     recipe = find_recipe(DEFAULT)
+    out.print("Worlds besides recall, by world=NAME, and their keys:\n")
+    for name, kind in WORLD_KNOBS.items():
+        if name != recipe.world.name:
+            keys = ", ".join(f"world.{key}" for key in kind.model_fields if key not in ("name", "agents"))
+            out.print(f"{name}: {kind.__doc__}\n  {keys}")
+    out.print()
     table = Table(
         Column("key", no_wrap=True),
         Column(f"in {DEFAULT}", overflow="fold"),

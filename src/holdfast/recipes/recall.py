@@ -1,6 +1,7 @@
 """The default recipe: learn to remember on two CPU cores within a few minutes."""
 
-from holdfast.config import PPO, Config, Optimizer, Policy, RecallWorld, Trainer
+from holdfast.config import PPO, Config, Optimizer, Policy, Trainer
+from holdfast.knobs import RecallWorld
 
 
 def recall() -> Config:

@@ -85,8 +85,10 @@ def difference(recipe: Config, config: Config) -> Table | None:
     """Tabulate which keys differ from the recipe, if any."""
     columns = [Column(name, overflow="fold") for name in ("key", "recipe", "this run")]
     table = Table(*columns, box=None, padding=(0, 2, 0, 0))
-    for key in keys_of():
-        old, new = lookup(recipe, key), lookup(config, key)
+    for key in keys_of(config.world.name):
+        # What a recipe's world does not know was not said by it.
+        old = lookup(recipe, key) if key in keys_of(recipe.world.name) else "-"
+        new = lookup(config, key)
         if old != new:
             table.add_row(key, Text(str(old)), Text(str(new)))
     return table if table.row_count else None
