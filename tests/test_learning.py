@@ -24,7 +24,6 @@ def test_the_default_recipe_learns_to_remember(tmp_path, seed):
     [
         ("latent_attn_tiny", 3e5),
         ("component:latent_attn_small", 3e5),
-        ("latent_attn_med", 3e5),
         # It needs a sixth of the steps, each six times as long.
         ("example", 1e5),
     ],

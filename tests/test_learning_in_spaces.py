@@ -33,8 +33,7 @@ def learn(kind, seed, **more):
     ]
 
 
-@pytest.mark.parametrize("kind", [SayNumber, SayNumberInATree])
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(("kind", "seed"), [(SayNumber, 0), (SayNumberInATree, 1)])
 def test_a_number_is_remembered_and_said(kind, seed):
     keys = {"trainer.total_timesteps": 40_960, "trainer.optimizer.learning_rate": 3e-3}
     intact, cleared = learn(kind, seed, **keys)
