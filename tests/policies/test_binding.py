@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import holdfast
+from graphs import SMALL
 from handwritten import NewLSTMPolicy
 from holdfast.config import PPO
 from holdfast.errors import ContractError
@@ -288,26 +289,15 @@ def test_weights_that_know_fewer_features_are_refused_before_anything_changes():
         few.load_state_dict(broken)
 
 
-FLAT = """
-components:
-  _obs_: {component: TokensToBox}
-  flat: {component: Flatten, sources: [_obs_]}
-  seen: {component: Linear, sources: [flat], out: 6}
-  _core_: {component: LSTM, sources: [seen], hidden_size: 8, num_layers: 1}
-  _action_: {component: Linear, sources: [_core_], out: actions, nonlinearity: none}
-  _value_: {component: Linear, sources: [_core_], out: 1, nonlinearity: none}
-"""
-
-
 def test_every_way_to_read_a_box_is_widened_or_refused():
     torch.manual_seed(0)
-    policy = ComponentPolicy(HOME, parse_graph(FLAT)).double()
+    policy = ComponentPolicy(HOME, parse_graph(SMALL)).double()
     policy.bind(HOME)
     here = think(policy, tokens(HOME))
     wider = WorldSpec((12, 3), ACTIONS, WIDER.features)
     policy.bind(wider)
     torch.testing.assert_close(think(policy, tokens(wider, OLD)).values, here.values, atol=1e-12, rtol=0)
-    closed = FLAT.replace("Linear, sources: [flat], out: 6", "Concat, sources: [flat, flat]")
+    closed = SMALL.replace("Linear, sources: [flat], out: 6", "Concat, sources: [flat, flat]")
     policy = ComponentPolicy(HOME, parse_graph(closed))
     policy.bind(HOME)
     with pytest.raises(ContractError, match=r"seen \(Concat\) reads the box, and cannot be widened"):

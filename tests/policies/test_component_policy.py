@@ -10,6 +10,7 @@ from gymnasium import spaces
 from tensordict import TensorDict
 
 import holdfast
+from graphs import SMALL
 from holdfast.errors import ConfigError
 from holdfast.policies import POLICIES, ComponentPolicy, make_policy
 from holdfast.policies.actions import actions_of
@@ -43,15 +44,6 @@ TOLD = {
     "example": 4_469_780,
 }
 NAMES = list(POLICIES)
-SMALL = """
-components:
-  _obs_: {component: TokensToBox}
-  flat: {component: Flatten, sources: [_obs_]}
-  seen: {component: Linear, sources: [flat], out: 6}
-  _core_: {component: LSTM, sources: [seen], hidden_size: 8, num_layers: 1}
-  _action_: {component: Linear, sources: [_core_], out: actions, nonlinearity: none}
-  _value_: {component: Linear, sources: [_core_], out: 1, nonlinearity: none}
-"""
 TWO_MEMORIES = """
 components:
   _obs_: {component: TokensToBox}

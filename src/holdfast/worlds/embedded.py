@@ -8,7 +8,7 @@ import torch
 from holdfast.errors import ConfigError, ContractError
 from holdfast.shapes import Bool, Int, Shaped, Tensor, UInt8
 from holdfast.worlds import draws, tokens
-from holdfast.worlds.step import Step, WorldSpec, check_actions
+from holdfast.worlds.step import Feature, Step, WorldSpec, check_actions
 
 FULL = 255
 """A token that says one of several things speaks at the full size of its normalisation; at a hundredth of
@@ -103,6 +103,26 @@ class Embedded(ABC):
         M = self.spec.obs_shape[0]
         full = [[*row, *[[tokens.PADDING] * 3] * (M - len(row))] for row in rows]
         return torch.tensor(full, device=self._agent.device).to(torch.uint8)
+
+
+def naming_spec(
+    word: str,
+    count: int,
+    *,
+    tokens: int,
+    truncate: bool,
+    without_memory: float,
+    also: tuple[Feature, ...] = (),
+) -> WorldSpec:
+    """Say what a world is in which one of `count` things is to be named; the best return is 1."""
+    return WorldSpec(
+        obs_shape=(tokens, 3),
+        action_names=tuple(f"name_{word}_{number}" for number in range(count)),
+        features=(*also, *(Feature(f"{word}_{number}", float(FULL)) for number in range(count))),
+        truncates="always" if truncate else "never",
+        best_return=1.0,
+        best_return_without_memory=without_memory,
+    )
 
 
 def range_of(key: str, given: int | tuple[int, int], least: int) -> tuple[int, int]:

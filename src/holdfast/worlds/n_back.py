@@ -6,8 +6,7 @@ import torch
 
 from holdfast.errors import ConfigError
 from holdfast.shapes import Bool, Int, Tensor, UInt8
-from holdfast.worlds.embedded import FULL, Embedded, Told, require
-from holdfast.worlds.step import Feature, WorldSpec
+from holdfast.worlds.embedded import FULL, Embedded, Told, naming_spec, require
 from holdfast.worlds.tokens import pack_location
 
 TOKENS = 4
@@ -40,14 +39,8 @@ class NBack(Embedded):
         self.symbols = require("symbols", symbols, 2, 100)
         if length <= back:
             raise ConfigError(f"world.length={length}: give a number from back + 1 = {back + 1} on.")
-        spec = WorldSpec(
-            obs_shape=(TOKENS, 3),
-            action_names=tuple(f"name_symbol_{symbol}" for symbol in range(symbols)),
-            features=tuple(Feature(f"symbol_{symbol}", float(FULL)) for symbol in range(symbols)),
-            truncates="always" if truncate else "never",
-            best_return=1.0,
-            best_return_without_memory=1.0 / symbols,
-        )
+        without = 1.0 / symbols
+        spec = naming_spec("symbol", symbols, tokens=TOKENS, truncate=truncate, without_memory=without)
         super().__init__(agents, spec, seed=seed, device=device)
         self._judged_steps = length - back
         self._seen: deque[Tensor] = deque(maxlen=back + 1)

@@ -5,8 +5,8 @@ import torch
 from holdfast.errors import ConfigError
 from holdfast.shapes import Bool, Int, Tensor, UInt8
 from holdfast.worlds import tokens
-from holdfast.worlds.embedded import FULL, Embedded, Told, require
-from holdfast.worlds.step import Feature, WorldSpec
+from holdfast.worlds.embedded import FULL, Embedded, Told, naming_spec, require
+from holdfast.worlds.step import Feature
 
 TOKENS = 4
 CUE_PLACE = tokens.pack_location(4, 5)
@@ -35,16 +35,13 @@ class Recall(Embedded):
         if not 0 <= shortest <= longest:
             raise ConfigError(f"world.delay={delay}: give a number or a range such as 4..24.")
         self.cues = require("cues", cues, 2, 100)
-        spec = WorldSpec(
-            obs_shape=(TOKENS, 3),
-            action_names=tuple(f"name_cue_{cue}" for cue in range(cues)),
-            features=(
-                Feature("query", 1.0),
-                *(Feature(f"cue_{cue}", float(FULL)) for cue in range(cues)),
-            ),
-            truncates="always" if truncate else "never",
-            best_return=1.0,
-            best_return_without_memory=1.0 / cues,
+        spec = naming_spec(
+            "cue",
+            cues,
+            tokens=TOKENS,
+            truncate=truncate,
+            without_memory=1.0 / cues,
+            also=(Feature("query", 1.0),),
         )
         super().__init__(agents, spec, seed=seed, device=device)
         self._shortest, self._spread = shortest, longest - shortest + 1

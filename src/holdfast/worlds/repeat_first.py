@@ -3,8 +3,7 @@
 import torch
 
 from holdfast.shapes import Bool, Int, Tensor, UInt8
-from holdfast.worlds.embedded import FULL, Embedded, Told, range_of, require
-from holdfast.worlds.step import Feature, WorldSpec
+from holdfast.worlds.embedded import FULL, Embedded, Told, naming_spec, range_of, require
 from holdfast.worlds.tokens import pack_location
 
 TOKENS = 4
@@ -38,14 +37,8 @@ class RepeatFirst(Embedded):
         self.symbols = require("symbols", symbols, 2, 100)
         shortest, longest = range_of("length", length, 2)
         lengths = range(shortest, longest + 1)
-        spec = WorldSpec(
-            obs_shape=(TOKENS, 3),
-            action_names=tuple(f"name_symbol_{symbol}" for symbol in range(symbols)),
-            features=tuple(Feature(f"symbol_{symbol}", float(FULL)) for symbol in range(symbols)),
-            truncates="always" if truncate else "never",
-            best_return=1.0,
-            best_return_without_memory=sum((1 + (E - 1) / symbols) / E for E in lengths) / len(lengths),
-        )
+        without = sum((1 + (E - 1) / symbols) / E for E in lengths) / len(lengths)
+        spec = naming_spec("symbol", symbols, tokens=TOKENS, truncate=truncate, without_memory=without)
         super().__init__(agents, spec, seed=seed, device=device)
         self._shortest, self._spread = shortest, len(lengths)
         self._symbol = self._named = self._length = self._left = torch.zeros_like(self._agent)
