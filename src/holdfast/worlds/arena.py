@@ -63,6 +63,7 @@ class Arena(Embedded):
             action_names=("noop", *MOVES),
             features=(Feature("wall", 1.0), Feature("resource", 1.0), Feature("agent", 1.0)),
             truncates="always" if truncate else "never",
+            crowd=CROWD,
         )
         super().__init__(agents, spec, seed=seed, device=device)
         self._map = torch.arange(agents // CROWD, device=device)

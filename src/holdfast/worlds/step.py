@@ -66,6 +66,8 @@ class WorldSpec:
     """What is seen. None: tokens where there are `features`, else numbers of `obs_shape`."""
     action: spaces.MultiDiscrete | spaces.Box | None = None
     """What is done. None: one of `action_names`. In a Box it is a raw sample; the world clips it."""
+    crowd: int = 1
+    """Agents that share a place and may feel each other: rows 0 to crowd - 1, and so on."""
 
     @property
     def sight(self) -> spaces.Space[Any]:
