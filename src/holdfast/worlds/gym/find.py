@@ -1,0 +1,112 @@
+"""Which environment is meant: an id, a class or function by its name, or one of these itself."""
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec
+
+from holdfast.errors import ConfigError, did_you_mean
+from holdfast.named import find_named
+from holdfast.worlds.gym.numbered import said
+
+EXTRAS = {"popgym": "popgym"}
+"""Packages that come with an extra of this one."""
+Wrap = str | Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class Found:
+    """An environment that can be made: once for every agent."""
+
+    name: str
+    """What the world is called in errors."""
+    make: Callable[[], gymnasium.Env[Any, Any]]
+    spec: EnvSpec | None = None
+    """What Gymnasium has registered; None for a class or function."""
+
+
+def find_env(env: str | Callable[..., Any], options: Mapping[str, Any], wrappers: Sequence[Wrap]) -> Found:
+    """Find an environment by its id, as `module:ID`, as `package.module:Class`, or take what makes it."""
+    found = _named(env) if isinstance(env, str) else env
+    if isinstance(found, EnvSpec):
+        # Bare: the checks of order and of spaces are made here, and wrappers may want the environment itself.
+        bare = replace(found, order_enforce=False, disable_env_checker=True)
+        name, make = f"gym:{env}", partial(gymnasium.make, bare, **options)
+    elif callable(found) and not isinstance(found, gymnasium.Env):
+        name = f"gym:{env if isinstance(env, str) else getattr(found, '__name__', repr(found))}"
+        make = partial(found, **options)
+    else:
+        raise ConfigError(
+            f"gym:{env}: every agent needs an environment of its own; give an id, a class or a function that "
+            "makes one, not one that is made."
+        )
+    around = [_wrapper(wrap) for wrap in wrappers]
+    spec = found if isinstance(found, EnvSpec) else None
+    return Found(name, partial(_made, name, make, around), spec)
+
+
+def _made(
+    name: str, make: Callable[[], Any], around: Sequence[tuple[str, Callable[[Any], Any]]]
+) -> gymnasium.Env[Any, Any]:
+    """Make one environment and wrap it, innermost first."""
+    doing, env = "cannot be made", None
+    try:
+        env = make()
+        for wrapper, wrap in around:
+            doing = f"cannot be wrapped in {wrapper}"
+            env = wrap(env)
+    except Exception as error:
+        raise ConfigError(f"{name} {doing}: {said(error)}") from error
+    if not isinstance(env, gymnasium.Env):
+        raise ConfigError(f"{name}: {env!r} was made; what is wanted is a gymnasium.Env.")
+    return env
+
+
+def _wrapper(wrap: Wrap) -> tuple[str, Callable[[Any], Any]]:
+    if not isinstance(wrap, str):
+        return getattr(wrap, "__name__", repr(wrap)), wrap
+    _import(wrap, wrap.partition(":")[0], "world.wrappers=")
+    return wrap, find_named(wrap, "world.wrappers=")
+
+
+def _named(name: str) -> Any:
+    """Find an EnvSpec, a class or a function by its name; an id that is registered comes first."""
+    module, colon, thing = name.rpartition(":")
+    if not colon:
+        return _registered(name, name, "")
+    inside = vars(_import(name, module, "gym:"))
+    if thing in gymnasium.registry or thing not in inside:
+        others = [each for each in inside if not each.startswith("_")] if thing.isidentifier() else []
+        return _registered(thing, name, f"{module}:", others)
+    return find_named(name, "gym:")
+
+
+def _registered(env_id: str, name: str, prefix: str, others: Sequence[str] = ()) -> EnvSpec:
+    try:
+        return gymnasium.spec(env_id)
+    except gymnasium.error.Error as error:
+        known = [*map(str, gymnasium.registry), *others]
+        otherwise = "an id that a package registers goes by package:ID, a class by package.module:Class."
+        meant = did_you_mean(env_id, known, otherwise)
+        if meant.startswith("did"):
+            meant = meant.replace("mean ", f"mean {prefix}")
+        raise ConfigError(f"gym:{name} is not registered; {meant}") from error
+
+
+def _import(name: str, module: str, key: str) -> Any:
+    """Import a module that an environment or a wrapper is in."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        extra = EXTRAS.get((error.name or "").partition(".")[0])
+        if extra:
+            raise ConfigError(
+                f"{key}{name}: {error.name} is not installed; pip install 'holdfast[{extra}]'."
+            ) from error
+        raise ConfigError(f"{key}{name}: {error}; is {module} on the Python path?") from error
+    except Exception as error:
+        raise ConfigError(f"{key}{name}: {module} cannot be imported: {said(error)}") from error

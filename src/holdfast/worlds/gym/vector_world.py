@@ -1,0 +1,170 @@
+"""A vector environment as a world: the three ways to restart, made equal."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+import numpy as np
+import torch
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+
+from holdfast.errors import ContractError
+from holdfast.shapes import Shaped, Tensor
+from holdfast.worlds import draws
+from holdfast.worlds.gym.acts import Acts
+from holdfast.worlds.gym.build import Built
+from holdfast.worlds.gym.numbered import FaultError, said
+from holdfast.worlds.gym.sight import Sight
+from holdfast.worlds.seen import Seen, choose
+from holdfast.worlds.step import Step, WorldSpec, check_actions
+
+SEEDS = 1 << 31
+"""Seeds below this are taken by every environment."""
+
+
+class VectorWorld:
+    """Tells what a vector environment does, step by step.
+
+    Where it restarts in the same step, or where we restart it (disabled), the row of an end shows the next
+    episode, and `last_obs` what was last seen of the one before. Where it restarts in the next step, the
+    row of an end shows what was last seen and is not `valid`, as nobody's action counts there; the next row
+    opens an episode. So every episode has equally many valid steps, and they are the same.
+    """
+
+    def __init__(
+        self, built: Built, *, seed: int, device: str | torch.device, keep: Sequence[int] = ()
+    ) -> None:
+        self.name, self.env, self.mode, self._numbered = built.name, built.env, built.mode, built.numbered
+        self.agents = self.env.num_envs
+        self.device = torch.device(device)
+        self._sight = Sight(self.env.single_observation_space, self.name, keep)
+        self._acts = Acts(self.env.single_action_space, self.name)
+        self.spec = WorldSpec(
+            obs_shape=() if self._sight.parts else tuple(self._sight.space.shape or ()),
+            action_names=self._acts.names,
+            observation=self._sight.space,
+            action=self._acts.space,
+            truncates="always",
+        )
+        seeds = draws.below(SEEDS, seed, draws.STREAM_WORLD, torch.arange(self.agents), 0).tolist()
+        each = isinstance(self.env.unwrapped, SyncVectorEnv | AsyncVectorEnv)
+        # Those that somebody wrote by hand take one seed for all of their environments.
+        self._seed: Any = seeds if each else seeds[0]
+        self._ended = np.zeros(self.agents, np.bool_)
+        self._clock = -1
+
+    def reset(self) -> Step:
+        """Start every agent's first episode, the same one each time."""
+        self._clock, self._ended = 0, np.zeros(self.agents, np.bool_)
+        with self._blaming():
+            obs, _ = self.env.reset(seed=self._seed)
+            seen = self._sight.read(obs, self.agents)
+        reward = np.zeros(self.agents, np.float32)
+        return self._tell(seen, seen, reward, self._ended, self._ended, ~self._ended, ~self._ended)
+
+    def step(self, actions: Shaped[Tensor, "A ..."]) -> Step:
+        """Let every environment take its agent's action."""
+        if self._clock < 0:
+            raise ContractError("Call reset() before the first step().")
+        actions = actions.cpu()
+        check_actions(actions, self.agents, self._acts.wanted)
+        self._clock += 1
+        with self._blaming():
+            obs, *judged, info = self.env.step(self._acts.write(actions))
+            seen = self._sight.read(obs, self.agents)
+            kinds = ("reward", np.float32), ("terminated", np.bool_), ("truncated", np.bool_)
+            reward, terminated, truncated = (
+                self._column(name, said, kind) for (name, kind), said in zip(kinds, judged, strict=True)
+            )
+            ended, everybody = terminated | truncated, np.ones(self.agents, np.bool_)
+            if self.mode is AutoresetMode.NEXT_STEP:
+                first = self._begun(ended)
+                reward[first] = 0
+                return self._tell(seen, seen, reward, terminated, truncated, first, ~ended)
+            now, last = seen, seen
+            if ended.any():
+                now, last = self._restarted(seen, info, ended)
+        return self._tell(now, last, reward, terminated, truncated, ended, everybody)
+
+    def close(self) -> None:
+        """Close the environments."""
+        self.env.close()
+
+    def _begun(self, ended: np.ndarray) -> np.ndarray:
+        """Say whose reset was shown in place of an answer: theirs whose episode had ended one call before."""
+        first, self._ended = self._ended, ended
+        if (first & ended).any():
+            agent = int((first & ended).argmax())
+            raise FaultError(
+                "it restarts, and its first observation comes with terminated or truncated", agent
+            )
+        return first
+
+    def _restarted(self, seen: Seen, info: Mapping[str, Any], ended: np.ndarray) -> tuple[Seen, Seen]:
+        """Give what everybody sees now, and what was last seen of the episodes that ended."""
+        if self.mode is AutoresetMode.SAME_STEP:
+            return seen, self._last(seen, info, ended)
+        obs, _ = self.env.reset(options={"reset_mask": ended.copy()})
+        return choose(torch.from_numpy(ended), self._sight.read(obs, self.agents), seen), seen
+
+    def _last(self, seen: Seen, info: Mapping[str, Any], ended: np.ndarray) -> Seen:
+        """Take what was last seen from where Gymnasium puts it: by agent, or as a batch."""
+        final = cast("Any", info.get("final_obs"))
+        told = np.asarray(info.get("_final_obs", ended if final is not None else ~ended))
+        by_agent = isinstance(final, list) or (isinstance(final, np.ndarray) and final.dtype == object)
+        rows = {int(agent): final[agent] if by_agent else final for agent in ended.nonzero()[0]}
+        missing = [agent for agent, obs in rows.items() if obs is None or not told[agent]]
+        if missing:
+            raise FaultError(
+                "its episode ended and it restarts in the same step, but info['final_obs'] does not say what "
+                "was last seen",
+                missing[0],
+            )
+        if not by_agent:
+            return choose(torch.from_numpy(ended), self._sight.read(final, self.agents), seen)
+        last = seen.clone()
+        last[torch.tensor(list(rows))] = cast("Any", self._sight.read_rows(rows))
+        return last
+
+    def _column(self, name: str, said: Any, kind: type[np.generic]) -> np.ndarray:
+        """Copy a number or flag an agent."""
+        column = np.array(said, dtype=kind)
+        if column.shape != (self.agents,):
+            raise FaultError(f"{name} is {list(column.shape)}; there are {self.agents} agents")
+        return column
+
+    def _tell(self, obs: Seen, last_obs: Seen, *columns: np.ndarray) -> Step:
+        reward, *flags = (torch.from_numpy(column.copy()).to(self.device) for column in columns)
+        terminated, truncated, first, valid = flags
+        return Step(
+            obs=obs.to(self.device),
+            reward=reward,
+            terminated=terminated,
+            truncated=truncated,
+            first=first,
+            valid=valid,
+            trial=torch.zeros_like(first),
+            last_obs=last_obs.to(self.device),
+        )
+
+    @contextmanager
+    def _blaming(self) -> Iterator[None]:
+        """Say of whatever goes wrong inside whose it is, and when."""
+        try:
+            yield
+        except FaultError as fault:
+            raise self._error(fault) from fault.__cause__
+        except Exception as error:
+            raise self._error(self._misfit() or FaultError(said(error))) from error
+
+    def _misfit(self) -> FaultError | None:
+        """Find whose observation could not be put beside the others."""
+        for each in self._numbered:
+            wrong = self._sight.misfit(each.seen)
+            if wrong:
+                return FaultError(wrong, each.agent)
+        return None
+
+    def _error(self, fault: FaultError) -> ContractError:
+        whose = "" if fault.agent is None else f", agent {fault.agent}"
+        return ContractError(f"{self.name}{whose}, step {self._clock}: {fault.told}.")
