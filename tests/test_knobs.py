@@ -7,7 +7,7 @@ import torch
 
 from holdfast.config import Config, change, read_config
 from holdfast.errors import ConfigError
-from holdfast.knobs import WORLD_KNOBS
+from holdfast.knobs import WORLD_KNOBS, RecallWorld
 from holdfast.recipes import find_recipe
 from holdfast.report import difference
 from holdfast.train import build_world
@@ -55,7 +55,11 @@ def test_a_misspelt_world_is_told():
     with pytest.raises(ConfigError, match=r"=reacll: there is no such world; did you mean recall\?"):
         change(BASE, {"world": "reacll"})
     with pytest.raises(ConfigError, match="there is recall, repeat_first"):
+        change(BASE, {"world.name": "qqq"})
+    with pytest.raises(ConfigError, match=r"world.name=xyz:W: No module named 'xyz'; is it on the Python"):
         change(BASE, {"world.name": "xyz:W"})
+    with pytest.raises(ValueError, match="these are the knobs of recall"):
+        RecallWorld(name="tmaze")
 
 
 def test_the_default_is_the_recipes():

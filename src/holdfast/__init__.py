@@ -3,6 +3,7 @@
 from holdfast import subjects
 from holdfast.check import check
 from holdfast.errors import ConfigError, ContractError, HoldfastError
+from holdfast.experience import Evaluation, evaluate
 from holdfast.policies import (
     ComponentPolicy,
     Example,
@@ -16,14 +17,16 @@ from holdfast.policies import (
 )
 from holdfast.train import Run, train
 from holdfast.version import __version__
-from holdfast.worlds import Step, World, make_world
+from holdfast.worlds import Feature, Step, World, WorldSpec, make_world
 
 __all__ = [
     "ComponentPolicy",
     "ConfigError",
     "ContractError",
+    "Evaluation",
     "Example",
     "Fast",
+    "Feature",
     "HoldfastError",
     "LSTMWrapper",
     "LatentAttnMed",
@@ -33,8 +36,10 @@ __all__ = [
     "Run",
     "Step",
     "World",
+    "WorldSpec",
     "__version__",
     "check",
+    "evaluate",
     "make_policy",
     "make_world",
     "subjects",

@@ -14,8 +14,9 @@ from pydantic import (
 )
 
 from holdfast.errors import ConfigError, did_you_mean
-from holdfast.knobs import WORLD_KNOBS, Knobs, RecallWorld, World
-from holdfast.values import Count, HowOften, optional, plain_name
+from holdfast.knobs import Knobs, RecallWorld
+from holdfast.values import Count, HowOften, first_complaint, optional, plain_name
+from holdfast.which_world import Parts, SomeWorld, knobs_of
 
 
 class Policy(Knobs):
@@ -92,13 +93,16 @@ class Trainer(Knobs):
     bptt_horizon: Count = Field(default=64, ge=1, description="steps of a segment: how far gradients reach")
     update_epochs: Count = Field(default=1, ge=1, description="times each collected step is trained on")
     num_workers: Count = Field(
-        default=1, ge=1, description="worker processes; embedded worlds run in this one whatever it says"
+        default=1, ge=1, description="worker processes; worlds run in this one whatever it says"
     )
     check: HowOften = Field(
         default="first",
         description="check replay and clear on what is stored: first (two updates), every:N updates, off",
     )
     eval_episodes: Count = Field(default=2000, ge=1, description="episodes of the final evaluation")
+    eval_worlds: Parts = Field(
+        default=(), description="other worlds to evaluate on, too: 'recall delay=16 + recall delay=32'"
+    )
     optimizer: Optimizer = Optimizer()
     ppo: PPO = PPO()
 
@@ -116,7 +120,7 @@ class Config(Knobs):
         default=1, ge=0, description="CPU threads of torch, 0 for its own choice; small networks want 1"
     )
     wandb: Literal["off"] = Field(default="off", description="off: nothing leaves this machine")
-    world: World = RecallWorld()
+    world: SomeWorld = RecallWorld()
     policy: Policy = Policy()
     memory: Memory = Memory()
     trainer: Trainer = Trainer()
@@ -174,7 +178,7 @@ class Config(Knobs):
 
 def keys_of(world: str = "recall") -> dict[str, Any]:
     """List every key of the tree with its pydantic field, for a world of some name."""
-    return _keys_in(Config, "", WORLD_KNOBS[world])
+    return _keys_in(Config, "", knobs_of(world))
 
 
 def _keys_in(model: type[BaseModel], prefix: str, world: type[BaseModel]) -> dict[str, Any]:
@@ -215,16 +219,12 @@ def change(config: Config, overrides: Mapping[str, Any]) -> Config:
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError(_first_error(error)) from None
+        raise ConfigError(first_complaint(error)) from None
 
 
 def _world_meant(config: Config, overrides: Mapping[str, Any]) -> str:
     """Find which world there will be: its name decides which other keys there are."""
     names = [str(value) for key, value in overrides.items() if key in ("world", "world.name")]
-    for name in names:
-        if name not in WORLD_KNOBS:
-            meant = did_you_mean(name, WORLD_KNOBS, f"there is {', '.join(WORLD_KNOBS)}.")
-            raise ConfigError(f"world.name={name}: there is no such world; {meant}")
     return names[0] if names else config.world.name
 
 
@@ -233,7 +233,7 @@ def read_config(text: str) -> Config:
     try:
         return Config.model_validate_json(text)
     except ValidationError as error:
-        raise ConfigError(f"this is not a config of this version: {_first_error(error)}") from None
+        raise ConfigError(f"this is not a config of this version: {first_complaint(error)}") from None
 
 
 def _canonical(key: str, value: Any) -> tuple[str, Any]:
@@ -260,20 +260,3 @@ def _hint(key: str, known: Iterable[str]) -> str:
 
 def _join(things: Iterable[Any]) -> str:
     return " or ".join(map(str, things))
-
-
-def _first_error(error: ValidationError) -> str:
-    """Tell the first of pydantic's complaints in one line of ours."""
-    first = error.errors()[0]
-    message = first["msg"].removeprefix("Value error, ")
-    message = message[0].lower() + message[1:]
-    key = ".".join(str(part) for part in first["loc"] if not _is_branch_of_union(part))
-    if not key:
-        return message
-    return f"{key}={first['input']}: {message.rstrip('.')}."
-
-
-def _is_branch_of_union(part: int | str) -> bool:
-    if isinstance(part, int) or part in WORLD_KNOBS:
-        return True
-    return part in ("int", "float", "str") or part.startswith("tuple[")

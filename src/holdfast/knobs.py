@@ -1,8 +1,8 @@
 """The knobs of the worlds that come with Holdfast: one frozen branch for each, chosen by its name."""
 
-from typing import Annotated, Literal, get_args
+from typing import ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from holdfast.values import Count, Span
 
@@ -13,18 +13,32 @@ class Knobs(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
 
 
-class _World(Knobs):
+class WorldKnobs(Knobs):
+    """What every world has."""
+
+    crowd: ClassVar[int] = 1
+    """Agents come in multiples of this."""
+    name: str = Field(description="which world")
     agents: Count = Field(default=64, ge=1, description="agents that live in parallel")
 
+    @field_validator("name")
+    @classmethod
+    def _own_name(cls, name: str) -> str:
+        """Refuse the name of another world."""
+        own = cls.model_fields["name"]
+        if not own.is_required() and name != own.default:
+            raise ValueError(f"these are the knobs of {own.default}")
+        return name
 
-class _Cut(_World):
+
+class _Cut(WorldKnobs):
     truncate: bool = Field(default=False, description="end episodes by truncation, not termination")
 
 
 class RecallWorld(_Cut):
     """Name a cue after a delay; without memory it cannot be solved."""
 
-    name: Literal["recall"] = Field(default="recall", description="which world")
+    name: str = Field(default="recall", description="which world")
     delay: Span = Field(
         default=8, description="empty steps between cue and query; 4..24 draws one each episode"
     )
@@ -34,7 +48,7 @@ class RecallWorld(_Cut):
 class RepeatFirstWorld(_Cut):
     """Name the first symbol at every step; nothing marks where an episode begins."""
 
-    name: Literal["repeat_first"] = Field(default="repeat_first", description="which world")
+    name: str = Field(default="repeat_first", description="which world")
     symbols: Count = Field(default=4, ge=2, le=100, description="how many symbols there are")
     length: Span = Field(default=(65, 95), description="steps of an episode; 65..95 draws it each time")
 
@@ -42,16 +56,16 @@ class RepeatFirstWorld(_Cut):
 class NBackWorld(_Cut):
     """Name the symbol of some steps ago, at every step."""
 
-    name: Literal["n_back"] = Field(default="n_back", description="which world")
+    name: str = Field(default="n_back", description="which world")
     back: Count = Field(default=2, ge=1, description="how many steps ago")
     symbols: Count = Field(default=4, ge=2, le=100, description="how many symbols there are")
     length: Count = Field(default=32, ge=2, description="steps of an episode")
 
 
-class TMazeWorld(_World):
+class TMazeWorld(WorldKnobs):
     """Walk through a corridor into the arm that was told at its start."""
 
-    name: Literal["tmaze"] = Field(default="tmaze", description="which world")
+    name: str = Field(default="tmaze", description="which world")
     corridor: Count = Field(default=4, ge=1, description="cells from the start to the junction")
     limit: Count = Field(default=20, ge=1, description="steps after which staying away costs 1")
 
@@ -59,7 +73,7 @@ class TMazeWorld(_World):
 class KeyValueWorld(_Cut):
     """Remember the value of each key, and say it when the key is asked."""
 
-    name: Literal["key_value"] = Field(default="key_value", description="which world")
+    name: str = Field(default="key_value", description="which world")
     pairs: Count = Field(default=4, ge=1, description="keys to remember")
     values: Count = Field(default=4, ge=2, description="values a key may have")
 
@@ -67,14 +81,14 @@ class KeyValueWorld(_Cut):
 class ParityWorld(_Cut):
     """Say the parity of all bits seen so far, at every step."""
 
-    name: Literal["parity"] = Field(default="parity", description="which world")
+    name: str = Field(default="parity", description="which world")
     length: Count = Field(default=16, ge=2, description="steps of an episode")
 
 
-class ForageWorld(_World):
+class ForageWorld(WorldKnobs):
     """Find a goal that stays hidden in the same arm for several trials."""
 
-    name: Literal["forage"] = Field(default="forage", description="which world")
+    name: str = Field(default="forage", description="which world")
     arms: Count = Field(default=4, ge=2, le=4, description="arms around the hub")
     reach: Count = Field(default=2, ge=1, description="cells of an arm")
     trials: Count = Field(default=8, ge=1, description="trials of an episode")
@@ -83,7 +97,8 @@ class ForageWorld(_World):
 class ArenaWorld(_Cut):
     """Crowds of 24 collect what regrows; the world of throughput."""
 
-    name: Literal["arena"] = Field(default="arena", description="which world")
+    crowd: ClassVar[int] = 24
+    name: str = Field(default="arena", description="which world")
     agents: Count = Field(default=96, ge=24, multiple_of=24, description="agents that live in parallel")
     size: Count = Field(default=32, ge=1, description="rows and columns of a map")
     walls: Count = Field(default=20, ge=0, description="percent of cells that are walls")
@@ -96,7 +111,7 @@ class ArenaWorld(_Cut):
 class RaggedWorld(_Cut):
     """As recall, with agents that leave and come back at different steps."""
 
-    name: Literal["ragged"] = Field(default="ragged", description="which world")
+    name: str = Field(default="ragged", description="which world")
     delay: Span = Field(default=(0, 8), description="empty steps between cue and query")
     absent: Span = Field(default=(1, 8), description="steps an agent is away between episodes")
     cues: Count = Field(default=4, ge=2, le=100, description="how many cues there are to tell apart")
@@ -105,23 +120,23 @@ class RaggedWorld(_Cut):
 class ConstantWorld(_Cut):
     """Every step pays 1: what a value must be is known exactly."""
 
-    name: Literal["constant"] = Field(default="constant", description="which world")
+    name: str = Field(default="constant", description="which world")
     length: Count = Field(default=20, ge=1, description="steps of an episode")
 
 
-AnyWorld = (
-    RecallWorld
-    | RepeatFirstWorld
-    | NBackWorld
-    | TMazeWorld
-    | KeyValueWorld
-    | ParityWorld
-    | ForageWorld
-    | ArenaWorld
-    | RaggedWorld
-    | ConstantWorld
-)
-World = Annotated[AnyWorld, Field(discriminator="name")]
-"""The branch of the world, by its name."""
-
-WORLD_KNOBS: dict[str, type[Knobs]] = {kind.model_fields["name"].default: kind for kind in get_args(AnyWorld)}
+WORLD_KNOBS: dict[str, type[WorldKnobs]] = {
+    kind.model_fields["name"].default: kind
+    for kind in (
+        RecallWorld,
+        RepeatFirstWorld,
+        NBackWorld,
+        TMazeWorld,
+        KeyValueWorld,
+        ParityWorld,
+        ForageWorld,
+        ArenaWorld,
+        RaggedWorld,
+        ConstantWorld,
+    )
+}
+"""The knobs of each world that comes with Holdfast."""

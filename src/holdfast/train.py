@@ -1,5 +1,6 @@
 """The loop: collect, learn, report; then evaluate and save."""
 
+import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -13,15 +14,21 @@ import torch
 from holdfast.check.watch import due, look
 from holdfast.config import Config, change
 from holdfast.errors import ConfigError
-from holdfast.experience import Collector, evaluate
+from holdfast.experience import Collector, MemoryMode, evaluate
 from holdfast.keep import RunFolder, create_folder, listening_for_stop
+from holdfast.knobs import WorldKnobs
 from holdfast.learn import update
 from holdfast.policies import LSTMWrapper, PurePolicy, make_policy
 from holdfast.recipes import DEFAULT, find_recipe
 from holdfast.report import MetricsFile, RunConsole, difference
-from holdfast.worlds import World, WorldSpec, make_world
+from holdfast.which_world import MixtureKnobs
+from holdfast.worlds import World, WorldSpec, closing_world, crowd_of, make_world, options_of
 
 EVALUATION_AGENTS = 250
+EVALUATIONS: dict[str, MemoryMode] = {
+    "eval/return_mean": "intact",
+    "eval/return_mean_memory_cleared": "cleared",
+}
 
 
 @dataclass(frozen=True)
@@ -51,7 +58,11 @@ def train(recipe: str = DEFAULT, overrides: Mapping[str, Any] | None = None, *, 
 
 
 def _run(base: Config, config: Config, device: torch.device, command: str) -> Run:
-    world = build_world(config, device, agents=config.world.agents, seed=config.seed)
+    with closing_world(build_world(config, device, agents=config.world.agents, seed=config.seed)) as world:
+        return _run_in(world, base, config, device, command)
+
+
+def _run_in(world: World, base: Config, config: Config, device: torch.device, command: str) -> Run:
     policy = build_policy(config, world, device)
     folder = create_folder(config, config.run or _name(config), command, policy)
     console = RunConsole(config.iterations * config.trainer.batch_size)
@@ -116,16 +127,22 @@ def iterations(config: Config, world: World, policy: LSTMWrapper) -> Iterator[di
 
 
 def final_evaluation(config: Config, policy: LSTMWrapper, device: torch.device) -> dict[str, int | float]:
-    """Play greedily on episodes the training never saw, with the memory intact and with it cleared."""
-    episodes = config.trainer.eval_episodes
-    agents = min(EVALUATION_AGENTS, episodes)
-    unseen = build_world(config, device, agents=agents, seed=-1 - config.seed)
-    return {
-        "eval/return_mean": evaluate(policy, unseen, episodes=episodes).return_mean,
-        "eval/return_mean_memory_cleared": evaluate(
-            policy, unseen, episodes=episodes, memory="cleared"
-        ).return_mean,
-    }
+    """Play greedily on episodes the training never saw, with the memory intact and with it cleared.
+
+    The worlds of a mixture are played one by one too, and so are `trainer.eval_worlds`.
+    """
+    inside = config.world.parts if isinstance(config.world, MixtureKnobs) else ()
+    others = {part.label: part.world for part in (*inside, *config.trainer.eval_worlds)}
+    scores: dict[str, int | float] = {}
+    for label, knobs in {"": config.world, **others}.items():
+        episodes = config.trainer.eval_episodes
+        crowd = crowd_of(knobs)
+        agents = max(1, min(EVALUATION_AGENTS, episodes) // crowd) * crowd
+        with closing_world(_build(knobs, device, agents=agents, seed=-1 - config.seed)) as unseen:
+            for name, memory in EVALUATIONS.items():
+                found = evaluate(policy, unseen, episodes=episodes, memory=memory)
+                scores[f"{name}@{label}" if label else name] = found.return_mean
+    return scores
 
 
 def pick_device(config: Config) -> torch.device:
@@ -141,8 +158,11 @@ def pick_device(config: Config) -> torch.device:
 
 def build_world(config: Config, device: torch.device, *, agents: int, seed: int) -> World:
     """Build the configured world for some number of agents."""
-    options = config.world.model_dump(exclude={"name", "agents"})
-    return make_world(config.world.name, agents=agents, seed=seed, device=device, **options)
+    return _build(config.world, device, agents=agents, seed=seed)
+
+
+def _build(knobs: WorldKnobs, device: torch.device, *, agents: int, seed: int) -> World:
+    return make_world(knobs.name, agents=agents, seed=seed, device=device, **options_of(knobs))
 
 
 def build_policy(config: Config, world: World, device: torch.device) -> LSTMWrapper:
@@ -181,7 +201,8 @@ def _anneal(start: float, end: float | None, progress: float) -> float:
 
 
 def _name(config: Config) -> str:
-    return f"{config.world.name}-{datetime.now():%Y%m%d-%H%M%S}"
+    plain = re.sub(r"[^\w.+-]+", "-", config.world.name)
+    return f"{plain}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
 def _announce(console: RunConsole, base: Config, config: Config, folder: RunFolder) -> None:
@@ -194,8 +215,8 @@ def _announce(console: RunConsole, base: Config, config: Config, folder: RunFold
     )
     if config.trainer.num_workers > 1:
         console.say(
-            f"trainer.num_workers={config.trainer.num_workers}: {config.world.name} is an embedded world "
-            "and runs in this process; no workers are started."
+            f"trainer.num_workers={config.trainer.num_workers}: {config.world.name} runs in this process; no "
+            "workers are started."
         )
     changed = difference(base, config)
     if changed is not None:

@@ -3,7 +3,7 @@
 import re
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator
+from pydantic import AfterValidator, BeforeValidator, ValidationError
 
 LONGEST_DELAY = 1_000_000
 
@@ -62,6 +62,35 @@ def how_often(value: Any) -> Any:
     return f"every:{count}"
 
 
+def listed(value: Any) -> Any:
+    """Accept a,b,c for several."""
+    if isinstance(value, str):
+        return [] if optional(value) is None else [word.strip() for word in value.split(",")]
+    return value
+
+
+def first_complaint(error: ValidationError, prefix: str = "") -> str:
+    """Tell the first of pydantic's complaints in one line of ours."""
+    first = error.errors()[0]
+    message = first["msg"].removeprefix("Value error, ")
+    if message.startswith(("world.", "trainer.")):
+        # Said already, with its key, by a branch that is built on its own.
+        return message
+    message = message[0].lower() + message[1:]
+    key = ".".join(str(part) for part in first["loc"] if not _is_branch_of_union(part))
+    if not key:
+        return message
+    if first["type"] == "missing":
+        return f"{prefix}{key} must be given."
+    return f"{prefix}{key}={first['input']}: {message.rstrip('.')}."
+
+
+def _is_branch_of_union(part: int | str) -> bool:
+    if isinstance(part, int):
+        return True
+    return part in ("int", "float", "str") or part.startswith("tuple[")
+
+
 Count = Annotated[int, BeforeValidator(whole_number)]
 """A whole number, however it is written."""
 
@@ -70,3 +99,9 @@ HowOften = Annotated[str, BeforeValidator(how_often)]
 
 Span = Annotated[int | tuple[int, int], BeforeValidator(number_or_range), AfterValidator(in_order)]
 """A number of steps, or a range to draw it from."""
+
+Names = Annotated[tuple[str, ...], BeforeValidator(listed)]
+"""Several words, with commas between them."""
+
+Numbers = Annotated[tuple[int, ...], BeforeValidator(listed)]
+"""Several whole numbers, with commas between them."""

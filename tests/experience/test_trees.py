@@ -184,9 +184,15 @@ def test_what_a_step_of_experience_holds_is_told_in_every_space():
 @pytest.mark.parametrize(
     ("shown", "told"),
     [
-        (lambda obs: obs["number"], r"observations are a TensorDict of asked, number; .* are a tensor"),
-        (lambda obs: obs.exclude("asked"), r"asked, number; those of reset\(\) are a TensorDict of number"),
-        (lambda obs: obs.apply(lambda leaf: leaf.float()), r"observations\['asked'\] are \[\] torch.int64; "),
+        (
+            lambda obs: obs["number"],
+            r"World Liar, reset.*obs of \[3, 1\] torch.float32; it must be a TensorDict of asked, number",
+        ),
+        (lambda obs: obs.exclude("asked"), r"obs of number; it must be a TensorDict of asked, number"),
+        (
+            lambda obs: obs.apply(lambda leaf: leaf.float()),
+            r"obs\['asked'\]=\[3\] torch.float32; the spec says \[3\] torch.int64",
+        ),
     ],
 )
 def test_a_world_that_shows_something_else_than_its_spec_is_refused(shown, told):

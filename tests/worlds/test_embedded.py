@@ -225,7 +225,7 @@ def test_wrong_calls_are_refused(name):
         ("ragged", {"delay": (2, 1)}, r"world.delay=\(2, 1\): give a number from 0 on"),
         ("ragged", {"cues": 1}, "world.cues=1: give a number from 2 to 100"),
         ("constant", {"length": 256}, "world.length=256: give a number from 1 to 255"),
-        ("parity", {"lenght": 3}, "no option 'lenght'; it has length, truncate, seed, device"),
+        ("parity", {"lenght": 3}, "no option 'lenght'; did you mean length"),
     ],
 )
 def test_an_impossible_world_is_refused_by_what_to_type(name, options, message):

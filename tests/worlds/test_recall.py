@@ -336,7 +336,7 @@ def test_actions_may_be_any_whole_numbers(dtype):
         ({"delay": (-1, 4)}, r"world.delay=\(-1, 4\): give a number or a range"),
         ({"cues": 1}, "world.cues=1: give a number from 2 to 100"),
         ({"cues": 101}, "world.cues=101: give a number from 2 to 100"),
-        ({"dellay": 3}, "no option 'dellay'; it has delay, cues, truncate"),
+        ({"dellay": 3}, "no option 'dellay'; did you mean delay"),
     ],
 )
 def test_an_impossible_world_is_refused_by_what_to_type(options, message):
@@ -345,7 +345,7 @@ def test_an_impossible_world_is_refused_by_what_to_type(options, message):
 
 
 def test_an_unknown_world_is_refused_with_those_there_are():
-    with pytest.raises(ConfigError, match="There is no world 'recal'; there is recall"):
+    with pytest.raises(ConfigError, match=r"world.name=recal: there is no such world; did you mean recall"):
         make_world("recal")
 
 

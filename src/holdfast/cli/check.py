@@ -44,7 +44,7 @@ def run_check(words: Sequence[str]) -> int:
         page = f"; {asked.html} was taken for the page's name, put it first" if asked.html else ""
         raise ConfigError(f"Name one thing to check, for example: holdfast check fast --html{page}.")
     page = None if asked.html is None else _page_for(target, asked.html)
-    screen = Console(highlight=False, soft_wrap=True)
+    screen = Console(highlight=False, soft_wrap=True, emoji=False)
     with redirect_stdout(sys.stderr) if asked.json else nullcontext():
         # Whatever a policy prints, what is said on standard output is one JSON object.
         laws = _measure(find_target(target, asked.obs), screen)

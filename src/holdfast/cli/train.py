@@ -12,6 +12,7 @@ from holdfast.knobs import WORLD_KNOBS
 from holdfast.recipes import DEFAULT, RECIPES, find_recipe
 from holdfast.report import lookup
 from holdfast.train import Run, train
+from holdfast.which_world import MIXTURE, GymKnobs, MixtureKnobs
 
 
 def run_train(words: Sequence[str]) -> int:
@@ -27,10 +28,16 @@ def run_train(words: Sequence[str]) -> int:
 
 
 def _print_result(run: Run) -> None:
-    out = Console(highlight=False, soft_wrap=True, markup=False)
+    out = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
     if run.finished:
-        intact, cleared = run.metrics["eval/return_mean"], run.metrics["eval/return_mean_memory_cleared"]
-        out.print(f"greedy return {intact:.3f} · with its memory cleared every step {cleared:.3f}")
+        for name, intact in run.metrics.items():
+            if name.startswith("eval/return_mean") and "cleared" not in name:
+                cleared = run.metrics[name.replace("return_mean", "return_mean_memory_cleared")]
+                _, at, world = name.partition("@")
+                where = f"{world}: " if at else ""
+                out.print(
+                    f"{where}greedy return {intact:.3f} · with its memory cleared every step {cleared:.3f}"
+                )
         if run.spec.best_return is not None:
             without = run.spec.best_return_without_memory
             out.print(f"the best there is {run.spec.best_return:.3f} · the best without memory {without:.3f}")
@@ -41,7 +48,7 @@ def _print_result(run: Run) -> None:
 
 
 def _print_help() -> None:
-    out = Console(highlight=False, markup=False)
+    out = Console(highlight=False, markup=False, emoji=False)
     out.print("usage: holdfast train [RECIPE] key=value ...\n")
     out.print(f"Recipes: {', '.join(RECIPES)} (default: {DEFAULT}). Whole numbers may be 1e6 or 5_000.")
     out.print(
@@ -54,7 +61,12 @@ def _print_help() -> None:
         if name != recipe.world.name:
             keys = ", ".join(f"world.{key}" for key in kind.model_fields if key not in ("name", "agents"))
             out.print(f"{name}: {kind.__doc__}\n  {keys}")
-    out.print()
+    for name, kind in {"gym:ID": GymKnobs, MIXTURE: MixtureKnobs}.items():
+        out.print(f"{name}: {kind.__doc__}")
+        for key, field in kind.model_fields.items():
+            if key not in ("name", "agents"):
+                out.print(f"  world.{key}: {field.description}")
+    out.print("package.module:Class: a world of your own; its keys are what it is made with.\n")
     table = Table(
         Column("key", no_wrap=True),
         Column(f"in {DEFAULT}", overflow="fold"),

@@ -14,7 +14,8 @@ from holdfast.policies import LSTMWrapper
 from holdfast.policies.actions import actions_of, require_fit
 from holdfast.shapes import Bool, Float, Tensor
 from holdfast.worlds import Step, World, tokens
-from holdfast.worlds.seen import Seen, check_seen
+from holdfast.worlds.seen import Seen
+from holdfast.worlds.watched import settle, watched
 
 TAIL_KEYS = ("rewards", "dones", "truncateds", "values", "last_values")
 
@@ -57,42 +58,52 @@ def value_of(
 
 @dataclass
 class EpisodeStatistics:
-    """Returns and lengths of the episodes that ended, added up where the data lies."""
+    """Returns and lengths of the episodes that ended, added up where the data lies, world by world."""
 
-    running_return: Tensor
-    running_length: Tensor
+    agent: Tensor
+    parts: tuple[tuple[str, int], ...] = ()
     totals: Tensor = field(init=False)
+    _running: Tensor = field(init=False)
     _acted: Tensor = field(init=False)
+    _part: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        self.totals = torch.zeros(3, dtype=torch.float64, device=self.running_return.device)
-        self._acted = torch.zeros_like(self.running_return, dtype=torch.bool)
+        device, agents = self.agent.device, len(self.agent)
+        counts = [count for _, count in self.parts] or [agents]
+        # Whether an episode ended, its return, its length.
+        self._running = torch.zeros(agents, 3, dtype=torch.float64, device=device)
+        self._acted = torch.zeros(agents, dtype=torch.bool, device=device)
+        self._part = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts)).to(device)
+        self.totals = torch.zeros(len(counts), 3, dtype=torch.float64, device=device)
 
     def saw(self, step: Step) -> None:
         """Count a step that answers an action; a reward for no action is none."""
-        self.running_return += torch.where(self._acted, step.reward, 0.0)
+        self._running[:, 1] += torch.where(self._acted, step.reward, 0.0)
         ended = step.terminated | step.truncated
-        self.totals += torch.stack(
-            [ended.sum(), self.running_return[ended].sum(), self.running_length[ended].sum()]
-        )
-        self.running_return[ended] = 0
-        self.running_length[ended] = 0
+        self._running[:, 0] = ended
+        over = torch.where(ended[:, None], self._running, 0.0)
+        self.totals.index_add_(0, self._part, over)
+        self._running = torch.where(ended[:, None], 0.0, self._running)
 
     def acted(self, valid: Tensor) -> None:
         """Count an action."""
         self._acted = valid
-        self.running_length += valid
+        self._running[:, 2] += valid
 
     def take(self) -> dict[str, float]:
-        """Return the means since the last call, and begin anew."""
-        episodes, returns, lengths = self.totals.tolist()
+        """Return the means since the last call, of all and of each world of several, and begin anew."""
+        named = {"": self.totals.sum(0).tolist()}
+        if self.parts:
+            labels = [f"@{label}" for label, _ in self.parts]
+            named |= dict(zip(labels, self.totals.tolist(), strict=True))
         self.totals.zero_()
-        count = max(episodes, 1)
-        means = {
-            "charts/episodic_return": returns / count,
-            "charts/episodic_length": lengths / count,
-        }
-        return {"charts/episodes": episodes, **(means if episodes else {})}
+        found: dict[str, float] = {}
+        for label, (episodes, returns, lengths) in named.items():
+            found[f"charts/episodes{label}"] = episodes
+            if episodes:
+                found[f"charts/episodic_return{label}"] = returns / episodes
+                found[f"charts/episodic_length{label}"] = lengths / episodes
+        return found
 
 
 class Collector:
@@ -103,20 +114,18 @@ class Collector:
     """
 
     def __init__(self, world: World, policy: LSTMWrapper, *, length: int, horizon: int, seed: int) -> None:
-        self.world, self.policy = world, policy
+        self.world, self.policy = watched(world), policy
         self.length, self.horizon, self.seed = length, horizon, seed
         self._actions = actions_of(world.spec)
         policy.require_bound(world.spec)
         policy.store.open({0: world.agents})
-        self._pending = world.reset()
+        self._pending = self.world.reset()
         self._clock = 0
         self._agent = torch.arange(world.agents, device=self._pending.reward.device)
         told = policy.get_agent_experience_spec()
-        check_seen(self._pending.obs, told["env_obs"])
         self._keys = [*told.keys(), "last_values"]
         self._steps: TensorDict | None = None
-        zeros = torch.zeros_like(self._pending.reward)
-        self.episodes = EpisodeStatistics(zeros, zeros.clone())
+        self.episodes = EpisodeStatistics(self._agent, world.spec.parts)
 
     @torch.no_grad()
     def rollout(self, version: int) -> Segments:
@@ -129,11 +138,7 @@ class Collector:
             self._steps = self._room_for(lived) if self._steps is None else self._steps
             self._steps[:, t] = lived
         assert self._steps is not None, "a rollout has at least one step"
-        truncated = self._steps["truncateds"].any() | self._pending.truncated.any()
-        if self.world.spec.truncates == "never" and bool(truncated):
-            raise ContractError(
-                "The world declares truncates='never', but set truncated; declare 'always' and give last_obs."
-            )
+        settle(self.world)
         entry = cast("TensorDict", torch.stack(entries, dim=1))
         return self._cut(self._steps, entry, version)
 
@@ -167,11 +172,7 @@ class Collector:
         """Value the last observations of truncated episodes, with the state before clearing."""
         if self.world.spec.truncates == "never":
             return torch.zeros_like(step.reward)
-        if step.last_obs is None:
-            raise ContractError(
-                f"The world says it truncates {self.world.spec.truncates}, but a step came without last_obs; "
-                "give the last observation of truncated episodes, or declare truncates='never'."
-            )
+        assert step.last_obs is not None, "a guarded world that truncates gives the last observation"
         if step.truncated.device.type == "cpu" and not bool(step.truncated.any()):
             # Where looking costs nothing, nobody is asked what nobody needs.
             return torch.zeros_like(step.reward, dtype=next(self.policy.parameters()).dtype)

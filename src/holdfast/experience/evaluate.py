@@ -12,6 +12,7 @@ from holdfast.experience.collect import as_batch
 from holdfast.policies import LSTMWrapper
 from holdfast.shapes import Float, Int, Tensor
 from holdfast.worlds import World
+from holdfast.worlds.watched import settle, watched
 
 MemoryMode = Literal["intact", "cleared"]
 
@@ -45,6 +46,7 @@ def evaluate(
     episode within `patience` steps is an error.
     """
     share = math.ceil(episodes / world.agents)
+    world = watched(world)
     step = world.reset()
     player = _player(policy, world, step.reward.device)
     total, told = torch.zeros_like(step.reward), player.actions
@@ -65,6 +67,7 @@ def evaluate(
         total = torch.where(ended, 0.0, total)
         since = torch.where(ended, 0, since + 1)
         _require_patience(since, patience)
+    settle(world)
     return Evaluation(returns[:, :share].T.flatten()[:episodes], memory)
 
 

@@ -18,7 +18,7 @@ class RunConsole:
     """Shows a run while it goes on."""
 
     def __init__(self, total_steps: int, console: Console | None = None) -> None:
-        self.console = console or Console(highlight=False, soft_wrap=True)
+        self.console = console or Console(highlight=False, soft_wrap=True, emoji=False)
         self.total = total_steps
         self._started = self._last_line = time.perf_counter()
         self._alarmed = False

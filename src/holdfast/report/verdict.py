@@ -131,5 +131,8 @@ def show(screen: Console, laws: Laws) -> None:
 def as_text(laws: Laws, width: int = 110) -> str:
     """Write the whole verdict as plain text."""
     paper = StringIO()
-    show(Console(file=paper, width=width, highlight=False, soft_wrap=True, color_system=None), laws)
+    show(
+        Console(file=paper, width=width, highlight=False, soft_wrap=True, emoji=False, color_system=None),
+        laws,
+    )
     return "\n".join(line.rstrip() for line in paper.getvalue().splitlines())

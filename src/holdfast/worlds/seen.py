@@ -33,8 +33,27 @@ def parts_of(space: spaces.Space[Any]) -> dict[str, spaces.Space[Any]]:
 
 def device_of(obs: Seen) -> torch.device:
     """Say where an observation lies; a TensorDict by itself need not know."""
-    leaf = obs if isinstance(obs, Tensor) else next(iter(obs.values(True, True)))
-    return cast("Tensor", leaf).device
+    return leaves_of(obs)[0].device
+
+
+def leaves_of(obs: Seen) -> list[Tensor]:
+    """List the tensors an observation is made of."""
+    return [obs] if isinstance(obs, Tensor) else cast("list[Tensor]", list(obs.values(True, True)))
+
+
+def choices_outside(obs: Seen, space: spaces.Space[Any]) -> Bool[Tensor, " A"]:
+    """Say who is shown a choice that a space does not have; other numbers may lie anywhere."""
+    parts = parts_of(space)
+    if parts:
+        shown = cast("TensorDictBase", obs)
+        return torch.stack([choices_outside(shown[name], part) for name, part in parts.items()]).any(0)
+    leaf = cast("Tensor", obs)
+    if not isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        return torch.zeros(len(leaf), dtype=torch.bool, device=leaf.device)
+    count = torch.as_tensor(np.asarray(space.n if isinstance(space, spaces.Discrete) else space.nvec))
+    low = torch.as_tensor(np.asarray(space.start))
+    low, count = (each.to(leaf.device, non_blocking=True) for each in (low, count))
+    return ((leaf < low) | (leaf >= low + count)).reshape(len(leaf), -1).any(1)
 
 
 def blank(space: spaces.Space[Any]) -> Seen:
@@ -59,25 +78,6 @@ def nothing_seen(space: spaces.Space[Any], rows: int) -> Seen:
     start = space.start if isinstance(space, spaces.Discrete | spaces.MultiDiscrete) else 0
     fill = torch.as_tensor(np.asarray(start)).to(empty.dtype)
     return fill.expand(rows, *empty.shape[1:]).clone()
-
-
-def check_seen(obs: Seen, told: Seen, name: str = "observations") -> None:
-    """Refuse observations that are not what the spec says; fractions may have any precision."""
-    if isinstance(told, Tensor) and isinstance(obs, Tensor):
-        if obs.shape[1:] != told.shape[1:] or obs.is_floating_point() != told.is_floating_point():
-            raise ContractError(
-                f"The world's spec says {name} are {list(told.shape[1:])} {told.dtype}; "
-                f"those of reset() are {list(obs.shape[1:])} {obs.dtype}."
-            )
-        return
-    there, wanted = (set(each.keys()) if isinstance(each, TensorDictBase) else None for each in (obs, told))
-    if there is None or wanted is None or there != wanted:
-        tells = [
-            f"a TensorDict of {', '.join(sorted(each))}" if each else "a tensor" for each in (wanted, there)
-        ]
-        raise ContractError(f"The world's spec says {name} are {tells[0]}; those of reset() are {tells[1]}.")
-    for key in sorted(wanted):
-        check_seen(obs[key], told[key], f"{name}[{key!r}]")
 
 
 def choose(where: Bool[Tensor, "*batch"], yes: Seen, no: Seen) -> Seen:

@@ -66,6 +66,10 @@ class WorldSpec:
     """What is seen. None: tokens where there are `features`, else numbers of `obs_shape`."""
     action: spaces.MultiDiscrete | spaces.Box | None = None
     """What is done. None: one of `action_names`. In a Box it is a raw sample; the world clips it."""
+    name: str = ""
+    """What errors call the world; none: its class."""
+    parts: tuple[tuple[str, int], ...] = ()
+    """The worlds of a mixture, each with how many agents live in it, in the order of their rows."""
     crowd: int = 1
     """Agents that share a place and may feel each other: rows 0 to crowd - 1, and so on."""
 
@@ -134,6 +138,15 @@ class World(Protocol):
 
     def step(self, actions: Shaped[Tensor, "A ..."]) -> Step:
         """Take an action an agent, `[A]` or `[A,n]`; finished episodes restart within this call."""
+        ...
+
+
+@runtime_checkable
+class Closes(Protocol):
+    """A world that holds something open."""
+
+    def close(self) -> None:
+        """Let go of it."""
         ...
 
 

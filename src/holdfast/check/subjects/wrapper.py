@@ -124,9 +124,10 @@ class Wrapped(Subject):
         def listen(module: nn.Module, arguments: tuple[Any, ...], td: TensorDictBase) -> None:
             said.append(self.said(td).clone())
 
-        over = script.terminated.clone()
+        over, first = script.terminated.clone(), script.first.clone()
         over[:, -1] = ~script.truncated[:, -1]
-        world = ScriptedWorld(self.spec, replace(script, terminated=over))
+        first[:, -1] = True
+        world = ScriptedWorld(self.spec, replace(script, terminated=over, first=first))
         fewest = int((over | script.truncated).sum(1).min())
         handle = self.module.register_forward_hook(listen)
         try:

@@ -1,0 +1,194 @@
+"""Which world is meant by a name, and its knobs: one of ours, a Gymnasium one, yours, or several."""
+
+import inspect
+from functools import lru_cache
+from typing import Annotated, Any, Literal, get_type_hints
+
+import gymnasium
+import yaml
+from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError, create_model, field_validator
+
+from holdfast.errors import ConfigError, did_you_mean
+from holdfast.knobs import WORLD_KNOBS, Knobs, WorldKnobs
+from holdfast.named import find_named
+from holdfast.values import Count, Names, Numbers, first_complaint
+
+GYM, POPGYM, MIXTURE = "gym:", "popgym:", "mixture"
+GIVEN = ("agents", "seed", "device")
+"""What every world is told besides its own options."""
+
+
+class GymKnobs(WorldKnobs):
+    """A Gymnasium environment: gym:ID, popgym:NAME, or package.module:Class."""
+
+    name: str = Field(description="which world")
+    vector: Literal["sync", "native"] = Field(
+        default="sync", description="sync: many environments in this process; native: the id's own vector"
+    )
+    autoreset: Literal["auto", "same_step", "next_step", "disabled"] = Field(
+        default="auto", description="when episodes restart; auto: same_step, or what a native vector does"
+    )
+    options: Annotated[dict[str, Any], BeforeValidator(lambda value: _plain(value))] = Field(
+        default={}, description="what the environment is made with, as in '{max_episode_steps: 200}'"
+    )
+    wrappers: Names = Field(default=(), description="package.module:Class,... around it, innermost first")
+    keep: Numbers = Field(default=(), description="which numbers of what is seen are shown; none: all")
+    previous_action: bool = Field(default=False, description="show the action before, too")
+    previous_reward: bool = Field(default=False, description="show the reward for it, too")
+    tell_first: bool = Field(default=False, description="show where an episode begins, too")
+
+
+class Part(Knobs):
+    """A world among several, and how much it weighs."""
+
+    world: "SomeWorld"
+    weight: float = Field(default=1.0, gt=0)
+
+    @field_validator("world")
+    @classmethod
+    def _one(cls, world: WorldKnobs) -> WorldKnobs:
+        if isinstance(world, MixtureKnobs):
+            raise ValueError("a mixture has no mixture inside; name all its worlds in one list")
+        return world
+
+    @property
+    def label(self) -> str:
+        """Name it by what differs from its defaults: `recall(delay=16)`."""
+        own = self.world.model_dump(exclude={"name", "agents"}, exclude_defaults=True)
+        said = ",".join(f"{key}={_written(value)}" for key, value in own.items())
+        return f"{self.world.name}({said})" if said else self.world.name
+
+
+class MixtureKnobs(WorldKnobs):
+    """Several worlds at once; each has its share of the agents."""
+
+    name: str = Field(default="mixture", description="which world")
+    parts: "Parts" = Field(
+        default=(), description="as in 'recall delay=8 weight=3 + n_back': agents are shared out by weight"
+    )
+
+    @field_validator("parts")
+    @classmethod
+    def _several(cls, parts: tuple[Part, ...]) -> tuple[Part, ...]:
+        if not parts:
+            raise ValueError("name the worlds, as in world.parts='recall weight=3 + n_back back=3'")
+        return parts
+
+
+def knobs_of(name: str) -> type[WorldKnobs]:
+    """Find the knobs of a world by its name; a class of yours is imported to see what it takes."""
+    if name in WORLD_KNOBS:
+        return WORLD_KNOBS[name]
+    if name == MIXTURE:
+        return MixtureKnobs
+    if name.startswith((GYM, POPGYM)) and not name.endswith(":"):
+        return GymKnobs
+    if ":" in name:
+        return _knobs_of_yours(name)
+    known = [*WORLD_KNOBS, MIXTURE]
+    meant = did_you_mean(name, known, f"there is {', '.join(known)}, gym:ID, popgym:NAME.")
+    raise ConfigError(
+        f"world.name={name}: there is no such world; {meant} Your own goes by package.module:Class."
+    )
+
+
+@lru_cache
+def _knobs_of_yours(name: str) -> type[WorldKnobs]:
+    """Read the knobs of a class from what it is made with."""
+    kind = find_named(name, "world.name=")
+    if isinstance(kind, type) and issubclass(kind, gymnasium.Env | gymnasium.vector.VectorEnv):
+        return GymKnobs
+    if not callable(kind):
+        raise ConfigError(f"world.name={name}: {kind!r} is neither a class nor a function.")
+    fields: dict[str, Any] = {"name": (str, Field(default=name, description="which world"))}
+    takes = inspect.signature(kind).parameters
+    hints = _hints(kind)
+    for key, each in takes.items():
+        if key in (*GIVEN, "name") or each.kind in (each.VAR_KEYWORD, each.VAR_POSITIONAL):
+            # `world.name` is taken: it says which class is meant.
+            continue
+        default = ... if each.default is each.empty else each.default
+        fields[key] = (_type_of(hints.get(key)), Field(default=default, description=f"what {name} says"))
+    if "agents" not in takes:
+        raise ConfigError(
+            f"world.name={name}: a world is made as {kind.__name__}(agents, *, seed, device, ...); "
+            f"this one takes {', '.join(takes) or 'nothing'}."
+        )
+    return create_model(f"{kind.__name__}Knobs", __base__=WorldKnobs, __doc__=kind.__doc__, **fields)
+
+
+def _hints(kind: Any) -> dict[str, Any]:
+    try:
+        return get_type_hints(kind.__init__ if isinstance(kind, type) else kind)
+    except (NameError, TypeError):
+        # What cannot be read is taken as it is written.
+        return {}
+
+
+def _type_of(hint: Any) -> Any:
+    if hint is int:
+        return Count
+    if hint is str:
+        return str
+    return Annotated[Any if hint is None else hint, BeforeValidator(_plain)]
+
+
+def _plain(value: Any) -> Any:
+    """Read a word as YAML does: numbers, switches, lists and mappings."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return yaml.safe_load(value)
+    except yaml.YAMLError:
+        raise ValueError("write it as YAML, for example 8, true, [1, 2] or '{size: 5}'") from None
+
+
+def _written(value: Any) -> str:
+    return f"{value[0]}..{value[1]}" if isinstance(value, tuple) and len(value) == 2 else str(value)
+
+
+def as_world(value: Any) -> Any:
+    """Build the knobs of a world from a mapping with its name."""
+    if not isinstance(value, dict) or "name" not in value:
+        return value
+    try:
+        kind = knobs_of(str(value["name"]))
+        for key in value.keys() - kind.model_fields.keys():
+            meant = did_you_mean(key, kind.model_fields, f"it has {', '.join(kind.model_fields)}.")
+            raise ConfigError(f"world.{key}: {value['name']} has no such key; {meant}")
+        return kind.model_validate(value)
+    except ValidationError as error:
+        raise ValueError(first_complaint(error, "world.")) from None
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+
+
+def as_parts(value: Any) -> Any:
+    """Read worlds as they are typed: `NAME key=value weight=3 + NAME ...`."""
+    if not isinstance(value, str):
+        return value
+    parts = []
+    for said in value.split(" + "):
+        words = said.split()
+        if not words:
+            raise ValueError("name a world on both sides of each +, as in 'recall + n_back'")
+        keys: dict[str, Any] = {}
+        for word in words[1:]:
+            key, equals, given = word.partition("=")
+            if not equals or not key or not given:
+                raise ValueError(f"{word!r} is not key=value; write for example 'recall delay=8 + n_back'")
+            keys[key] = given
+        if "agents" in keys:
+            raise ValueError("agents are shared out by weight; leave agents= out")
+        weight = {"weight": keys.pop("weight")} if "weight" in keys else {}
+        parts.append({"world": {"name": words[0], **keys}, **weight})
+    return parts
+
+
+SomeWorld = Annotated[SerializeAsAny[WorldKnobs], BeforeValidator(as_world)]
+"""The branch of the world, by its name."""
+Parts = Annotated[tuple[Part, ...], BeforeValidator(as_parts)]
+"""Several worlds."""
+
+Part.model_rebuild()
+MixtureKnobs.model_rebuild()

@@ -1,0 +1,187 @@
+"""A guard around a world: what it says must be what its spec says, and its flags must tell one story."""
+
+from functools import partial
+from typing import Any, cast
+
+import torch
+from tensordict import TensorDictBase
+
+from holdfast.errors import ContractError, HoldfastError
+from holdfast.shapes import Bool, Shaped, Tensor
+from holdfast.worlds.seen import Seen, blank, choices_outside, leaves_of
+from holdfast.worlds.step import Step, World
+
+FLAGS = ("terminated", "truncated", "first", "valid", "trial")
+STORIES = {
+    "reward": "got a reward that is not finite",
+    "obs": "sees something that is not finite",
+    "outside": "sees a choice that its observation space does not have",
+    "last_obs": "was truncated, and its last_obs is not finite",
+    "never": "was truncated, but the world declares truncates='never'; declare 'always' and give last_obs",
+    "no end": "begins an episode (first), but the one it acted in has not ended (terminated or truncated)",
+    "no first": "acts on after its episode has ended: set first where the next one begins, valid=False until",
+}
+"""What can be wrong with an agent's row."""
+
+
+class Watched:
+    """Lives in a world as anybody would, and stops at the first step that breaks the contract.
+
+    On the CPU every step is looked at at once. On a GPU looking would make the host wait, so what is wrong
+    is noted there, and told by `settle()`, which collecting calls once a rollout.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.world, self.agents, self.spec = world, world.agents, world.spec
+        self.name = world.spec.name or type(world).__name__
+        self._told = blank(world.spec.sight)
+        self._steps = -1
+        # Whose episode is over, who acts now, who has acted in this episode; what was wrong, and when.
+        self._over = self._acts = self._lives = self._wrong = self._when = torch.zeros(0)
+
+    def reset(self) -> Step:
+        """Start anew; everybody's first episode begins."""
+        step = self._said(self.world.reset)
+        self._steps = 0
+        self._over = torch.ones_like(step.first)
+        self._acts = self._lives = torch.zeros_like(step.first)
+        self._wrong = torch.zeros(self.agents, dtype=torch.long, device=step.reward.device)
+        self._when = torch.full_like(self._wrong, -1)
+        if not bool(step.first.all()):
+            agent = int((~step.first).nonzero()[0])
+            raise self._error(f"agent {agent}", "is not told that its first episode begins: first is false")
+        if bool((step.terminated | step.truncated).any()):
+            agent = int((step.terminated | step.truncated).nonzero()[0])
+            raise self._error(f"agent {agent}", "is told of an end (terminated, truncated) by reset()")
+        return self._looked_at(step)
+
+    def step(self, actions: Shaped[Tensor, "A ..."]) -> Step:
+        """Take everybody's action."""
+        self._steps += 1
+        return self._looked_at(self._said(partial(self.world.step, actions)))
+
+    def settle(self) -> None:
+        """Raise if a step before was wrong."""
+        wrong = self._wrong != 0
+        if not bool(wrong.any()):
+            return
+        first = torch.where(wrong, self._when, torch.iinfo(torch.long).max)
+        agent = int(first.argmin())
+        bits = int(self._wrong[agent])
+        # The lowest bit that is set: the first story that is true.
+        story = list(STORIES.values())[(bits & -bits).bit_length() - 1]
+        self._steps = int(first[agent])
+        raise self._error(f"agent {agent}", story)
+
+    def _said(self, ask: Any) -> Step:
+        """Ask the world, and see to it that the answer is a step of the right kinds."""
+        try:
+            step = ask()
+        except HoldfastError:
+            raise
+        except Exception as error:
+            told = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            raise self._error(f"its {self.agents} agents", f"were left alone: it raised {told}") from error
+        if not isinstance(step, Step):
+            raise self._error("everybody", f"was told a {type(step).__name__}; return a holdfast.Step")
+        self._check_kinds(step)
+        return step
+
+    def _check_kinds(self, step: Step) -> None:
+        """Refuse tensors of the wrong shape or kind."""
+        for name in ("reward", *FLAGS):
+            given, floating = getattr(step, name), name == "reward"
+            kind = "a floating type" if floating else "torch.bool"
+            fits = isinstance(given, Tensor) and (
+                given.is_floating_point() if floating else given.dtype == torch.bool
+            )
+            if not fits or given.shape != (self.agents,):
+                raise self._error(
+                    "everybody", f"was told {name}={_kind(given)}; it must be [{self.agents}] of {kind}"
+                )
+        self._check_obs("obs", step.obs, self._told)
+        if self.spec.truncates == "always":
+            if step.last_obs is None:
+                raise self._error(
+                    "everybody",
+                    "was told no last_obs, and the world declares truncates='always'; give the last "
+                    "observation of truncated episodes, or declare truncates='never'",
+                )
+            self._check_obs("last_obs", step.last_obs, self._told)
+
+    def _check_obs(self, name: str, obs: Seen, told: Seen) -> None:
+        if isinstance(told, TensorDictBase):
+            if not isinstance(obs, TensorDictBase) or set(obs.keys()) != set(told.keys()):
+                there = ", ".join(map(str, obs.keys())) if isinstance(obs, TensorDictBase) else _kind(obs)
+                want = ", ".join(map(str, told.keys()))
+                raise self._error(
+                    "everybody", f"was told {name} of {there}; it must be a TensorDict of {want}"
+                )
+            for key, leaf in told.items():
+                self._check_obs(f"{name}[{key!r}]", obs[key], cast("Seen", leaf))
+            return
+        shape = (self.agents, *told.shape[1:])
+        if not isinstance(obs, Tensor) or obs.shape != shape or not _same_kind(obs, told):
+            raise self._error(
+                "everybody", f"was told {name}={_kind(obs)}; the spec says {list(shape)} {told.dtype}"
+            )
+
+    def _looked_at(self, step: Step) -> Step:
+        """Note whose row is wrong; where looking costs nothing, tell it at once."""
+        ends = step.terminated | step.truncated
+        over = self._over | ends
+        rows = {
+            "reward": self._acts & ~step.reward.isfinite(),
+            "obs": step.valid & _not_finite(step.obs),
+            "outside": step.valid & choices_outside(step.obs, self.spec.sight),
+            "last_obs": _last_not_finite(step),
+            "never": step.truncated if self.spec.truncates == "never" else torch.zeros_like(ends),
+            "no end": step.first & self._lives & ~over,
+            "no first": step.valid & over & ~step.first,
+        }
+        self._over, self._acts = over & ~step.first, step.valid
+        self._lives = (self._lives & ~step.first) | step.valid
+        wrong = sum(mask.long() << bit for bit, mask in enumerate(rows.values()))
+        new = (self._wrong == 0) & (wrong != 0)
+        self._wrong = torch.where(new, wrong, self._wrong)
+        self._when = torch.where(new, self._steps, self._when)
+        if step.reward.device.type == "cpu":
+            self.settle()
+        return step
+
+    def _error(self, who: str, story: str) -> ContractError:
+        when = "reset()" if self._steps <= 0 else f"step {self._steps}"
+        return ContractError(f"World {self.name}, {when}: {who} {story}.")
+
+
+def watched(world: World) -> World:
+    """Guard a world; one that is guarded stays as it is."""
+    return world if isinstance(world, Watched) else Watched(world)
+
+
+def settle(world: World) -> None:
+    """Raise if a guarded world was wrong."""
+    if isinstance(world, Watched):
+        world.settle()
+
+
+def _not_finite(obs: Seen) -> Bool[Tensor, " A"]:
+    masks = [~leaf.isfinite().flatten(1).all(1) for leaf in leaves_of(obs) if leaf.is_floating_point()]
+    if not masks:
+        return torch.zeros(len(obs), dtype=torch.bool, device=leaves_of(obs)[0].device)
+    return torch.stack(masks).any(0)
+
+
+def _last_not_finite(step: Step) -> Bool[Tensor, " A"]:
+    return (
+        torch.zeros_like(step.first) if step.last_obs is None else step.truncated & _not_finite(step.last_obs)
+    )
+
+
+def _same_kind(given: Tensor, told: Tensor) -> bool:
+    """Fractions may have any precision; all else is as the spec says."""
+    return given.dtype == told.dtype or (given.is_floating_point() and told.is_floating_point())
+
+
+def _kind(given: Any) -> str:
+    return f"{list(given.shape)} {given.dtype}" if isinstance(given, Tensor) else type(given).__name__

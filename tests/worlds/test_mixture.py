@@ -1,0 +1,215 @@
+"""Several worlds at once: everybody lives in its own, and is seen through one spec."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.config import change
+from holdfast.errors import ConfigError, ContractError
+from holdfast.experience import Collector
+from holdfast.learn import replay
+from holdfast.policies import make_policy
+from holdfast.recipes import find_recipe
+from holdfast.train import build_world, train
+from holdfast.worlds import draws, make_world
+from holdfast.worlds.mixture import Mixture, share_out
+from holdfast.worlds.oracles import ORACLES
+from holdfast.worlds.tokens import PADDING
+from holdfast.worlds.watched import Watched
+from lived import ALL, anything, live
+
+CPU = torch.device("cpu")
+
+
+@given(
+    st.integers(1, 300), st.lists(st.floats(0.01, 100), min_size=1, max_size=6), st.sampled_from([1, 3, 24])
+)
+def test_agents_are_shared_out_by_weight(crowds, weights, unit):
+    if crowds < len(weights):
+        with pytest.raises(
+            ConfigError, match=f"too few for {len(weights)} worlds; try {len(weights) * unit}"
+        ):
+            share_out(crowds * unit, weights, unit)
+        return
+    shares = share_out(crowds * unit, weights, unit)
+    assert sum(shares) == crowds * unit
+    assert all(share > 0 and share % unit == 0 for share in shares)
+    wanted = [crowds * unit * weight / sum(weights) for weight in weights]
+    if min(wanted) >= unit:
+        assert all(
+            abs(share - want) < unit * len(weights) for share, want in zip(shares, wanted, strict=True)
+        )
+    # Who weighs more never gets less.
+    order = sorted(range(len(weights)), key=weights.__getitem__)
+    assert all(shares[a] <= shares[b] + unit for a, b in pairwise(order))
+
+
+def test_a_quarter_is_a_quarter():
+    assert share_out(64, [3.0, 1.0]) == [48, 16]
+    assert share_out(96, [1.0, 1.0, 2.0], 24) == [24, 24, 48]
+    with pytest.raises(ConfigError, match=r"world.agents=100 is not a multiple of 24; try 96\."):
+        share_out(100, [1.0, 1.0], 24)
+
+
+def test_the_same_world_twice_is_two_worlds_side_by_side():
+    mixed = make_world("mixture", agents=12, parts="recall delay=1 weight=2 + recall delay=4", seed=5)
+    assert mixed.spec.parts == (("recall(delay=1)", 8), ("recall(delay=4)", 4))
+    seeds = draws.bits(5, draws.STREAM_PART, torch.arange(2), 0).tolist()
+    alone = [make_world("recall", 8, delay=1, seed=seeds[0]), make_world("recall", 4, delay=4, seed=seeds[1])]
+    act = anything(mixed)
+    step, others = mixed.reset(), [world.reset() for world in alone]
+    for _ in range(30):
+        for name in ALL:
+            assert torch.equal(getattr(step, name), torch.cat([getattr(each, name) for each in others]))
+        actions = act(step.obs, step.first)
+        step = mixed.step(actions)
+        others = [world.step(mine) for world, mine in zip(alone, actions.split([8, 4]), strict=True)]
+
+
+def test_worlds_of_other_words_are_joined_by_name():
+    mixed = make_world("mixture", agents=72, parts="recall cues=3 + tmaze + arena size=12")
+    alone = [
+        make_world(name, 24, **options)
+        for name, options in (("recall", {"cues": 3}), ("tmaze", {}), ("arena", {"size": 12}))
+    ]
+    names = [feature.name for feature in mixed.spec.features]
+    assert names == list(dict.fromkeys(f.name for world in alone for f in world.spec.features))
+    assert mixed.spec.obs_shape == (200, 3)
+    assert mixed.spec.action_names[:5] == (
+        "name_cue_0",
+        "name_cue_1",
+        "name_cue_2",
+        "move_north",
+        "move_south",
+    )
+    assert mixed.spec.action_names[-1] == "noop"
+    step = mixed.reset()
+    for world, view, rows in zip(mixed.worlds, alone, step.obs.split(24), strict=True):
+        own = world.reset()
+        there = own.obs[..., 0] != PADDING
+        short = rows[:, : own.obs.shape[1]]
+        assert torch.equal(short[..., 0], own.obs[..., 0])
+        assert torch.equal(short[..., 2], own.obs[..., 2])
+        assert (rows[:, own.obs.shape[1] :] == PADDING).all()
+        called = [
+            [names[i] for i in row[mask].tolist()] for row, mask in zip(short[..., 1], there, strict=True)
+        ]
+        meant = [
+            [view.spec.features[i].name for i in row[mask].tolist()]
+            for row, mask in zip(own.obs[..., 1], there, strict=True)
+        ]
+        assert called == meant
+
+
+def test_an_action_that_a_world_does_not_know_is_its_noop_or_its_first():
+    mixed = make_world("mixture", agents=48, parts="recall delay=0 + arena size=12")
+    heard = []
+    for world in mixed.worlds:
+        inner = world.step
+        world.step = lambda actions, inner=inner: (heard.append(actions), inner(actions))[1]
+    mixed.reset()
+    names = mixed.spec.action_names
+    for name, recall, arena in (("name_cue_2", 2, 0), ("move_east", 0, 4), ("noop", 0, 0)):
+        mixed.step(torch.full((48,), names.index(name)))
+        assert heard[-2].tolist() == [recall] * 24
+        assert heard[-1].tolist() == [arena] * 24
+
+
+def test_each_world_is_played_at_its_best_through_the_mixture():
+    parts = {"recall": "recall delay=2", "n_back": "n_back length=8", "repeat_first": "repeat_first length=9"}
+    mixed = make_world("mixture", agents=30, parts=" + ".join(parts.values()))
+    worlds = dict(zip(parts, mixed.worlds, strict=True))
+    oracles = [ORACLES[name](world) for name, world in worlds.items()]
+    ids = [
+        [mixed.spec.action_names.index(name) for name in world.spec.action_names] for world in mixed.worlds
+    ]
+    step, total = mixed.reset(), torch.zeros(30)
+    ends = torch.zeros(30)
+    for _ in range(60):
+        told = [world._look(first) for world, first in zip(mixed.worlds, step.first.split(10), strict=True)]
+        acts = [
+            torch.tensor(each)[oracle(obs, first)]
+            for each, oracle, obs, first in zip(ids, oracles, told, step.first.split(10), strict=True)
+        ]
+        step = mixed.step(torch.cat(acts))
+        total += step.reward
+        ends += step.terminated
+    assert (total >= ends - 1e-5).all()
+    assert (total <= ends + 1 + 1e-5).all()
+
+
+def test_a_mixture_keeps_the_contract_and_is_replayed():
+    mixed = make_world("mixture", agents=24, parts="ragged truncate=true + recall + forage weight=2")
+    assert mixed.spec.truncates == "always"
+    live(Watched(mixed), 60, anything(mixed))
+    policy = make_policy("auto", mixed, hidden_size=8, num_layers=1)
+    collector = Collector(mixed, policy, length=32, horizon=16, seed=0)
+    segments = collector.rollout(0)
+    again = replay(policy, segments)
+    valid = segments.steps["valid"]
+    off = (again["act_log_prob"].detach() - segments.steps["act_log_prob"]).abs()
+    assert float(torch.where(valid, off, 0.0).max()) <= 1e-5
+    told = collector.episodes.take()
+    labels = [label for label, _ in mixed.spec.parts]
+    assert labels == ["ragged(truncate=True)", "recall", "forage"]
+    assert told["charts/episodes"] == sum(told[f"charts/episodes@{label}"] for label in labels)
+    assert told["charts/episodic_length@recall"] == 10.0
+    assert told["charts/episodic_length@forage"] == 24.0
+
+
+@pytest.mark.parametrize(
+    ("parts", "told"),
+    [
+        ("recall + gym:CartPole-v1", "gym:CartPole-v1 and recall cannot be mixed"),
+        ("recall + ", "name a world on both sides"),
+        ("recall delay", "'delay' is not key=value"),
+        ("recall agents=8", "agents are shared out by weight"),
+        ("recall + n_bak", "did you mean n_back"),
+        ("recall dely=3", "recall has no such key; did you mean delay"),
+        ("recall weight=0", "weight=0: input should be greater than 0"),
+        ("recall delay=-1", "world.delay=-1: give a number from 0"),
+        ("mixture parts=recall", "no mixture inside"),
+    ],
+)
+def test_a_mixture_that_cannot_be_is_told(parts, told):
+    with pytest.raises(ConfigError, match=told):
+        make_world("mixture", agents=8, parts=parts)
+    if "CartPole" not in parts:
+        with pytest.raises(ConfigError, match=told):
+            change(find_recipe("recall"), {"world": "mixture", "world.parts": parts})
+
+
+def test_a_feature_that_means_two_things_is_refused():
+    one, other = make_world("recall", 2), make_world("recall", 2)
+    features = tuple(replace(feature, normalization=7.0) for feature in other.spec.features)
+    other.spec = replace(other.spec, features=features)
+    with pytest.raises(ContractError, match=r"a divides query by 1.0 and b by 7.0"):
+        Mixture([one, other], ["a", "b"])
+
+
+def test_a_mixture_is_trained_and_every_world_of_it_evaluated(tmp_path):
+    keys = {
+        "world": "mixture",
+        "world.parts": "recall delay=1 weight=3 + recall delay=3",
+        "trainer.eval_worlds": "recall delay=9 + ragged",
+        "trainer.total_timesteps": 4096,
+        "trainer.eval_episodes": 8,
+        "policy.hidden_size": 8,
+        "runs_dir": str(tmp_path),
+        "run": "mixed",
+    }
+    run = train("recall", keys)
+    labels = ["recall(delay=1)", "recall(delay=3)", "recall(delay=9)", "ragged"]
+    for label in labels:
+        for name in ("eval/return_mean", "eval/return_mean_memory_cleared"):
+            assert 0 <= run.metrics[f"{name}@{label}"] <= 1
+    assert run.metrics["charts/episodes@recall(delay=1)"] > run.metrics["charts/episodes@recall(delay=3)"]
+    config = change(find_recipe("recall"), {key: keys[key] for key in ("world", "world.parts")})
+    assert build_world(config, CPU, agents=64, seed=0).spec.parts == (
+        ("recall(delay=1)", 48),
+        ("recall(delay=3)", 16),
+    )
