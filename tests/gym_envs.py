@@ -68,7 +68,7 @@ class Shows(gymnasium.Env):
     """Shows samples of any space, takes any actions and keeps them; every third step truncates."""
 
     def __init__(self, shows, takes=None):
-        self.observation_space, self.action_space = shows, takes or spaces.Discrete(2)
+        self.observation_space, self.action_space = shows, spaces.Discrete(2) if takes is None else takes
         self.taken = []
 
     def reset(self, *, seed=None, options=None):
