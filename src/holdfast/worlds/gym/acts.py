@@ -47,6 +47,18 @@ class Acts:
         """What actions are checked against."""
         return len(self.names) if self.space is None else self.space
 
+    def fit(self, actions: Shaped[Tensor, "A ..."], agents: int) -> bool:
+        """Say whether actions on the CPU are well: a quick look, as it is taken at every step."""
+        shape = (agents,) if self.space is None else (agents, *self.space.shape)
+        if actions.shape != shape or actions.is_floating_point() != isinstance(self.space, spaces.Box):
+            return False
+        array = actions.numpy()
+        if isinstance(self.space, spaces.Box):
+            return bool(np.isfinite(array).all())
+        if self.space is None:
+            return bool(array.min() >= 0 and array.max() < len(self.names))
+        return bool(array.min() >= 0 and (array < self.space.nvec).all())
+
     def write(self, actions: Shaped[Tensor, "A ..."]) -> np.ndarray:
         """Make of actions `[A]` or `[A,n]` on the CPU an array that is the environments' own."""
         array = actions.numpy().astype(self._dtype).reshape(len(actions), *(self.given.shape or ()))

@@ -89,12 +89,12 @@ def _registered(env_id: str, name: str, prefix: str, others: Sequence[str] = ())
     try:
         return gymnasium.spec(env_id)
     except gymnasium.error.Error as error:
-        known = [*map(str, gymnasium.registry), *others]
-        otherwise = "an id that a package registers goes by package:ID, a class by package.module:Class."
-        meant = did_you_mean(env_id, known, otherwise)
-        if meant.startswith("did"):
-            meant = meant.replace("mean ", f"mean {prefix}")
-        raise ConfigError(f"gym:{name} is not registered; {meant}") from error
+        near = did_you_mean(env_id, [*map(str, gymnasium.registry), *others], "")
+        meant = near.replace("mean ", f"mean {prefix}") + " " if near else ""
+        raise ConfigError(
+            f"gym:{name} is not registered; {meant}an id that a package registers goes by package:ID, "
+            "a class by package.module:Class."
+        ) from error
 
 
 def _import(name: str, module: str, key: str) -> Any:
@@ -102,10 +102,10 @@ def _import(name: str, module: str, key: str) -> Any:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        extra = EXTRAS.get((error.name or "").partition(".")[0])
-        if extra:
+        package = (error.name or "").partition(".")[0]
+        if package in EXTRAS:
             raise ConfigError(
-                f"{key}{name}: {error.name} is not installed; pip install 'holdfast[{extra}]'."
+                f"{key}{name}: {package} is not installed; pip install 'holdfast[{EXTRAS[package]}]'."
             ) from error
         raise ConfigError(f"{key}{name}: {error}; is {module} on the Python path?") from error
     except Exception as error:

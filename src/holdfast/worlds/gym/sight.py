@@ -48,7 +48,8 @@ class Sight:
     def _own(self, world: str) -> spaces.Space[Any]:
         """Make the space of the tensors."""
         if self.parts:
-            return spaces.Dict({name: part.space for name, _, part in self.parts})
+            own = {name: part.space for name, _, part in self.parts}
+            return spaces.Tuple(own.values()) if isinstance(self.given, spaces.Tuple) else spaces.Dict(own)
         if not isinstance(self.given, PLAIN) or _dtype_of(self.given).kind not in "fiub":
             raise ConfigError(
                 f"{world}: {self.path} is {self.given}; what can be seen is Box, Discrete, MultiDiscrete, "
@@ -62,10 +63,11 @@ class Sight:
             _as_box(self.given, self.keep, self.dtype) if isinstance(self.given, spaces.Box) else self.given
         )
 
-    def read(self, batch: Any, rows: int) -> Seen:
-        """Copy what `rows` environments show."""
+    def read(self, batch: Any, agents: Sequence[int]) -> Seen:
+        """Copy what the environments of some agents show, a row an agent."""
+        rows = len(agents)
         if self.parts:
-            leaves = {name: part.read(batch[theirs], rows) for name, theirs, part in self.parts}
+            leaves = {name: part.read(batch[theirs], agents) for name, theirs, part in self.parts}
             return TensorDict(leaves, batch_size=[rows])
         array = np.asarray(batch)
         if array.shape != (rows, *(self.given.shape or ())) or not self._holds(array):
@@ -74,17 +76,25 @@ class Sight:
                 f"{self.given}"
             )
         if self.least is not None:
-            self._require_choices(array)
+            self._require_choices(array, agents)
         return self._copied(array[:, self.keep] if self.keep else array)
 
     def read_rows(self, said: Mapping[int, Any]) -> Seen:
         """Copy what some agents' environments show, each by itself."""
+        batch = create_empty_array(self.given, n=len(said))
+        try:
+            batch = concatenate(self.given, list(said.values()), batch)
+        except Exception as error:
+            self.blame(said)
+            raise FaultError(f"what was last seen cannot be read: {error}") from error
+        return self.read(batch, list(said))
+
+    def blame(self, said: Mapping[int, Any]) -> None:
+        """Raise a fault of the first of some agents whose observation does not fit the space, if any."""
         for agent, obs in said.items():
             wrong = self.misfit(obs)
             if wrong:
                 raise FaultError(wrong, agent)
-        batch = create_empty_array(self.given, n=len(said))
-        return self.read(concatenate(self.given, list(said.values()), batch), len(said))
 
     def misfit(self, obs: Any) -> str | None:
         """Say how what one environment shows differs from its space in shape or kind of numbers; or not."""
@@ -109,13 +119,15 @@ class Sight:
     def _holds(self, array: np.ndarray) -> bool:
         return np.can_cast(array.dtype, _dtype_of(self.given), "same_kind")
 
-    def _require_choices(self, array: np.ndarray) -> None:
+    def _require_choices(self, array: np.ndarray, agents: Sequence[int]) -> None:
         bad = (array < self.least) | (array > self.most)
         if bad.any():
-            agent = int(bad.nonzero()[0][0])
-            raise FaultError(f"{self.path} is {array[agent].tolist()}; its space is {self.given}", agent)
+            row = int(bad.nonzero()[0][0])
+            raise FaultError(f"{self.path} is {array[row].tolist()}; its space is {self.given}", agents[row])
 
     def _copied(self, array: np.ndarray) -> Shaped[Tensor, "rows ..."]:
+        if array.dtype == self.dtype:
+            return torch.from_numpy(array.copy())
         with np.errstate(over="ignore"):
             return torch.from_numpy(array.astype(self.dtype))
 

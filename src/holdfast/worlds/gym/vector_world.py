@@ -50,6 +50,8 @@ class VectorWorld:
         each = isinstance(self.env.unwrapped, SyncVectorEnv | AsyncVectorEnv)
         # Those that somebody wrote by hand take one seed for all of their environments.
         self._seed: Any = seeds if each else seeds[0]
+        self._everyone = range(self.agents)
+        self._nobody = torch.zeros(self.agents, dtype=torch.bool, device=self.device)
         self._ended = np.zeros(self.agents, np.bool_)
         self._clock = -1
 
@@ -58,23 +60,24 @@ class VectorWorld:
         self._clock, self._ended = 0, np.zeros(self.agents, np.bool_)
         with self._blaming():
             obs, _ = self.env.reset(seed=self._seed)
-            seen = self._sight.read(obs, self.agents)
-        reward = np.zeros(self.agents, np.float32)
-        return self._tell(seen, seen, reward, self._ended, self._ended, ~self._ended, ~self._ended)
+            seen = self._sight.read(obs, self._everyone)
+        nobody = [np.zeros(self.agents, np.bool_) for _ in range(2)]
+        return self._tell(seen, seen, np.zeros(self.agents, np.float32), *nobody, ~self._ended, ~self._ended)
 
     def step(self, actions: Shaped[Tensor, "A ..."]) -> Step:
         """Let every environment take its agent's action."""
         if self._clock < 0:
             raise ContractError("Call reset() before the first step().")
         actions = actions.cpu()
-        check_actions(actions, self.agents, self._acts.wanted)
+        if not self._acts.fit(actions, self.agents):
+            check_actions(actions, self.agents, self._acts.wanted)
         self._clock += 1
         with self._blaming():
             obs, *judged, info = self.env.step(self._acts.write(actions))
-            seen = self._sight.read(obs, self.agents)
+            seen = self._sight.read(obs, self._everyone)
             kinds = ("reward", np.float32), ("terminated", np.bool_), ("truncated", np.bool_)
             reward, terminated, truncated = (
-                self._column(name, said, kind) for (name, kind), said in zip(kinds, judged, strict=True)
+                self._column(name, column, kind) for (name, kind), column in zip(kinds, judged, strict=True)
             )
             ended, everybody = terminated | truncated, np.ones(self.agents, np.bool_)
             if self.mode is AutoresetMode.NEXT_STEP:
@@ -103,14 +106,12 @@ class VectorWorld:
     def _restarted(self, seen: Seen, info: Mapping[str, Any], ended: np.ndarray) -> tuple[Seen, Seen]:
         """Give what everybody sees now, and what was last seen of the episodes that ended."""
         if self.mode is AutoresetMode.SAME_STEP:
-            return seen, self._last(seen, info, ended)
+            return seen, self._last(seen, info.get("final_obs"), info.get("_final_obs", ended), ended)
         obs, _ = self.env.reset(options={"reset_mask": ended.copy()})
-        return choose(torch.from_numpy(ended), self._sight.read(obs, self.agents), seen), seen
+        return choose(torch.from_numpy(ended), self._sight.read(obs, self._everyone), seen), seen
 
-    def _last(self, seen: Seen, info: Mapping[str, Any], ended: np.ndarray) -> Seen:
+    def _last(self, seen: Seen, final: Any, told: np.ndarray, ended: np.ndarray) -> Seen:
         """Take what was last seen from where Gymnasium puts it: by agent, or as a batch."""
-        final = cast("Any", info.get("final_obs"))
-        told = np.asarray(info.get("_final_obs", ended if final is not None else ~ended))
         by_agent = isinstance(final, list) or (isinstance(final, np.ndarray) and final.dtype == object)
         rows = {int(agent): final[agent] if by_agent else final for agent in ended.nonzero()[0]}
         missing = [agent for agent, obs in rows.items() if obs is None or not told[agent]]
@@ -121,20 +122,20 @@ class VectorWorld:
                 missing[0],
             )
         if not by_agent:
-            return choose(torch.from_numpy(ended), self._sight.read(final, self.agents), seen)
+            return choose(torch.from_numpy(ended), self._sight.read(final, self._everyone), seen)
         last = seen.clone()
         last[torch.tensor(list(rows))] = cast("Any", self._sight.read_rows(rows))
         return last
 
-    def _column(self, name: str, said: Any, kind: type[np.generic]) -> np.ndarray:
+    def _column(self, name: str, given: Any, kind: type[np.generic]) -> np.ndarray:
         """Copy a number or flag an agent."""
-        column = np.array(said, dtype=kind)
+        column = np.array(given, dtype=kind)
         if column.shape != (self.agents,):
             raise FaultError(f"{name} is {list(column.shape)}; there are {self.agents} agents")
         return column
 
     def _tell(self, obs: Seen, last_obs: Seen, *columns: np.ndarray) -> Step:
-        reward, *flags = (torch.from_numpy(column.copy()).to(self.device) for column in columns)
+        reward, *flags = (torch.from_numpy(column).to(self.device) for column in columns)
         terminated, truncated, first, valid = flags
         return Step(
             obs=obs.to(self.device),
@@ -143,7 +144,7 @@ class VectorWorld:
             truncated=truncated,
             first=first,
             valid=valid,
-            trial=torch.zeros_like(first),
+            trial=self._nobody,
             last_obs=last_obs.to(self.device),
         )
 
