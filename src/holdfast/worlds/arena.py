@@ -105,7 +105,7 @@ class Arena(Embedded):
 
     def _begin(self, who: Bool[Tensor, " A"]) -> None:
         left, turn = self.length, self._turn + CROWD
-        if self._clock == 0:
+        if self._opening:
             where = (self.seed, draws.STREAM_WORLD, self._map[:, None])
             left, turn = 1 + draws.below(self.length, *where, 0).int(), draws.below(LONG, *where, 1)
         crowd = who.unflatten(0, (-1, CROWD))[:, :1]

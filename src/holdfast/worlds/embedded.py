@@ -8,6 +8,7 @@ import torch
 from holdfast.errors import ConfigError, ContractError
 from holdfast.shapes import Bool, Int, Shaped, Tensor, UInt8
 from holdfast.worlds import draws, tokens
+from holdfast.worlds.recorded import Recorded
 from holdfast.worlds.step import Feature, Step, WorldSpec, check_actions
 
 FULL = 255
@@ -35,6 +36,9 @@ class Embedded(ABC):
     Each step everybody acts, those whose episode ended begin the next one, and everybody looks. All three
     work on all agents at once and choose by masks; none looks at a number, so the host never waits for the
     device. Draws are pure functions of (seed, agent, clock).
+
+    On a GPU the second step records them as a CUDA graph, and every later one plays it: forty small kernels
+    cost their own time and not that of forty calls.
     """
 
     def __init__(self, agents: int, spec: WorldSpec, *, seed: int, device: str | torch.device) -> None:
@@ -45,11 +49,13 @@ class Embedded(ABC):
         self._agent = torch.arange(agents, device=device)
         self._nobody = torch.zeros(agents, dtype=torch.bool, device=device)
         self._everybody = ~self._nobody
-        self._clock = -1
+        self._clock = torch.zeros((), dtype=torch.long, device=device)
+        self._begun = self._opening = False
+        self._recorded: Recorded | None = None
 
     @abstractmethod
     def _begin(self, who: Bool[Tensor, " A"]) -> None:
-        """Start the next episode of some agents; at clock 0 of all, whatever was before."""
+        """Start the next episode of some agents; if `opening` the first one of all, whatever was before."""
 
     @abstractmethod
     def _act(self, actions: Int[Tensor, " A"]) -> Told:
@@ -61,17 +67,27 @@ class Embedded(ABC):
 
     def reset(self) -> Step:
         """Start every agent's first episode."""
-        self._clock = 0
+        self._clock = torch.zeros_like(self._clock)
+        self._begun = self._opening = True
         self._begin(self._everybody)
+        self._opening = False
         told = Told(torch.zeros_like(self._agent), self._nobody)
         return self._tell(told, self._everybody, self._nothing() if self.truncate else None)
 
     def step(self, actions: Int[Tensor, " A"]) -> Step:
         """Judge everybody's action, and start the next episode of those whose episode ended."""
-        if self._clock < 0:
+        if not self._begun:
             raise ContractError("Call reset() before the first step().")
         check_actions(actions, self.agents, len(self.spec.action_names))
-        self._clock += 1
+        if actions.device.type != "cuda":
+            return self._advance(actions)
+        if self._recorded is None:
+            self._recorded = Recorded(self, self._advance, actions)
+        self._recorded.load()
+        return self._recorded.step(actions)
+
+    def _advance(self, actions: Int[Tensor, " A"]) -> Step:
+        self._clock = self._clock + 1
         told, last = self._act(actions), None
         if self.truncate:
             last = torch.where(told.ended[:, None, None], self._look(self._nobody), self._nothing())

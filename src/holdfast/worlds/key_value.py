@@ -65,7 +65,7 @@ class KeyValue(Embedded):
         n = self.pairs
         counter = self._clock * (3 * n + 1) + self._count
         drawn = draws.bits(self.seed, draws.STREAM_WORLD, self._agent[:, None], counter)
-        asks = 1 + self._below(n, 3 * n, 3 * n + 1) if self._clock == 0 else n
+        asks = 1 + self._below(n, 3 * n, 3 * n + 1) if self._opening else n
         # Numbers drawn for each key, sorted: an order of the keys.
         order = drawn[:, : 2 * n].unflatten(1, (2, n)).argsort(dim=2)
         value = ((drawn[:, 2 * n :] & 0x7FFFFFFF) * self.values) >> 31

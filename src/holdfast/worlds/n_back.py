@@ -1,7 +1,5 @@
 """`n_back`: symbols pass by, and the one of `back` steps ago must be named."""
 
-from collections import deque
-
 import torch
 
 from holdfast.errors import ConfigError
@@ -43,24 +41,32 @@ class NBack(Embedded):
         spec = naming_spec("symbol", symbols, tokens=TOKENS, truncate=truncate, without_memory=without)
         super().__init__(agents, spec, seed=seed, device=device)
         self._judged_steps = length - back
-        self._seen: deque[Tensor] = deque(maxlen=back + 1)
+        # What was shown at step t lies in row t % (back + 1).
+        self._seen = torch.zeros(back + 1, agents, dtype=torch.long, device=device)
         self._left = self._judged = torch.zeros_like(self._agent)
         self._views = self._rows([[[PLACE, symbol, FULL]] for symbol in range(symbols)])
 
     def _begin(self, who: Bool[Tensor, " A"]) -> None:
         judged = self._judged_steps
-        if self._clock == 0:
+        if self._opening:
             judged = 1 + self._below(self._judged_steps, 1, 2)
             # What nobody saw is never asked for: the first `back` steps are not judged.
-            self._seen.extend([self._below(self.symbols, 0, 2)] * (self.back + 1))
+            self._seen = self._below(self.symbols, 0, 2).expand_as(self._seen).clone()
         self._judged = torch.where(who, judged, self._judged)
         self._left = torch.where(who, judged + self.back, self._left)
 
     def _act(self, actions: Int[Tensor, " A"]) -> Told:
-        right = (actions == self._seen[0]) & (self._left <= self._judged)
+        # The row that is written now holds what was shown `back` steps before the last.
+        right = (actions == self._shown()) & (self._left <= self._judged)
         self._left = self._left - 1
-        self._seen.append(self._below(self.symbols, 0, 2))
+        self._seen.index_copy_(0, self._row(), self._below(self.symbols, 0, 2)[None])
         return Told(right / self._judged, self._left == 0)
 
     def _look(self, first: Bool[Tensor, " A"]) -> UInt8[Tensor, "A M 3"]:
-        return self._views[self._seen[-1]]
+        return self._views[self._shown()]
+
+    def _row(self) -> Int[Tensor, " 1"]:
+        return (self._clock % len(self._seen)).view(1)
+
+    def _shown(self) -> Int[Tensor, " A"]:
+        return self._seen.index_select(0, self._row())[0]

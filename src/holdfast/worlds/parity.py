@@ -46,7 +46,7 @@ class Parity(Embedded):
 
     def _begin(self, who: Bool[Tensor, " A"]) -> None:
         judged = self.length - 1
-        if self._clock == 0:
+        if self._opening:
             self._bit = self._below(2, 0, 2)
             judged = 1 + self._below(self.length - 1, 1, 2)
         self._parity = torch.where(who, self._bit, self._parity)

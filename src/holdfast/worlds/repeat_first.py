@@ -45,7 +45,7 @@ class RepeatFirst(Embedded):
         self._views = self._rows([[[PLACE, symbol, FULL]] for symbol in range(symbols)])
 
     def _begin(self, who: Bool[Tensor, " A"]) -> None:
-        if self._clock == 0:
+        if self._opening:
             self._symbol = self._below(self.symbols, 0, 2)
         length = self._shortest + self._below(self._spread, 1, 2)
         self._named = torch.where(who, self._symbol, self._named)
