@@ -242,3 +242,34 @@ def test_a_native_one_restarts_in_the_next_step():
     assert told[0].obs.shape == (7, 2)
     rewards = torch.stack([step.reward for step in told[1:]])
     assert torch.equal(rewards, (~first[1:]).float())
+
+
+class Generous(SyncVectorEnv):
+    """Pays in rows that answer no action, as vector environments written by hand may do."""
+
+    def step(self, actions):
+        obs, reward, *rest = super().step(actions)
+        return obs, np.where(self._begins(), 7.0, reward), *rest
+
+    def _begins(self):
+        return np.array([env.age == 0 for env in self.envs])
+
+
+def test_nobody_is_paid_for_a_restart():
+    makes = [lambda agent=agent: Copying(agent, SCRIPTS[agent]) for agent in range(3)]
+    world = GymWorld(3, env=Generous(makes, autoreset_mode=AutoresetMode.NEXT_STEP), seed=3)
+    told = live(world, 14, lambda obs, first: torch.ones(3, dtype=torch.long))
+    first, reward = (torch.stack([getattr(step, key) for step in told]) for key in ("first", "reward"))
+    assert first[1:].any()
+    assert not reward[first].any()
+
+
+def test_a_reset_right_after_an_end_forgets_that_a_restart_was_due():
+    world = GymWorld(1, env=counting([(2, TRUNCATED)]), autoreset="next_step")
+    act = torch.zeros(1, dtype=torch.long)
+    world.reset()
+    world.step(act)
+    assert bool(world.step(act).truncated)
+    assert bool(world.reset().first)
+    after = world.step(act)
+    assert (bool(after.first), bool(after.valid)) == (False, True)
