@@ -70,7 +70,7 @@ class Arena(Embedded):
         self._lay_out(size, walls, resources)
         self._look_out(size + 2 * VIEW)
         self._left, self._turn = torch.zeros_like(self._free, dtype=torch.int32), torch.zeros_like(self._free)
-        self._at, self._ripe = self._spots[:, :CROWD], self._fresh
+        self._at, self._ripe = self._spots[:, :CROWD], self._fresh.clone()
 
     def _lay_out(self, size: int, walls: int, resources: int) -> None:
         """Draw the maps: the ground, what grows on it, and the cells where agents may begin."""
@@ -97,7 +97,9 @@ class Arena(Embedded):
         """Write down what lies where around an agent: the cells it sees and steps on, and who goes first."""
         device = self._agent.device
         window = [(row, column) for row in range(2 * VIEW + 1) for column in range(2 * VIEW + 1)]
-        self._window = torch.tensor([(r - VIEW) * width + c - VIEW for r, c in window], device=device)
+        steps = [(r - VIEW) * width + c - VIEW for r, c in window]
+        # Half as wide as places, and read faster: there are 121 for each agent.
+        self._window = torch.tensor(steps, dtype=torch.int32, device=device)
         places = [tokens.pack_location(r, c) for r, c in window]
         self._places = torch.tensor(places, dtype=torch.int32, device=device)
         self._moves = torch.tensor([0, *(r * width + c for r, c in MOVES.values())], device=device)
@@ -113,7 +115,8 @@ class Arena(Embedded):
         self._turn = torch.where(crowd, turn, self._turn)
         spot = self._spots.gather(1, (self._turn + self._slot) % self._free)
         self._at = torch.where(crowd, spot, self._at)
-        self._ripe = torch.where(crowd, self._fresh, self._ripe)
+        # In place: maps are large.
+        torch.where(crowd, self._fresh, self._ripe, out=self._ripe)
 
     def _act(self, actions: Int[Tensor, " A"]) -> Told:
         there = self._at + self._moves[actions.long()].view_as(self._at)
@@ -130,7 +133,7 @@ class Arena(Embedded):
     def _look(self, first: Bool[Tensor, " A"]) -> UInt8[Tensor, "A M 3"]:
         seen = torch.where(self._ripe >= self._left, RESOURCE, self._ground).view(-1)
         seen.scatter_(0, self._at.flatten(), AGENT)
-        around = self._at.flatten()[:, None] + self._window
+        around = self._at.flatten().int()[:, None] + self._window
         # Three times as fast on the CPU as seen[around].
         cells = seen.index_select(0, around.view(-1)).view_as(around)
         return tokens.pack(cells, self._places, self.spec.obs_shape[0])

@@ -83,7 +83,7 @@ class Embedded(ABC):
             return self._advance(actions)
         if self._recorded is None:
             self._recorded = Recorded(self, self._advance, actions)
-        self._recorded.load()
+        self._recorded.load(self)
         return self._recorded.step(actions)
 
     def _advance(self, actions: Int[Tensor, " A"]) -> Step:

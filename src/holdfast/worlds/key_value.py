@@ -8,6 +8,10 @@ from holdfast.worlds.embedded import FULL, Embedded, Told, require
 from holdfast.worlds.step import Feature, WorldSpec
 
 TOKENS = 4
+MOST = 60
+"""Pairs and values there can be."""
+PART = 2**21 - 1
+"""A third of a draw."""
 KEY_PLACE, VALUE_PLACE = tokens.pack_location(5, 4), tokens.pack_location(5, 6)
 
 
@@ -32,7 +36,7 @@ class KeyValue(Embedded):
         seed: int = 0,
         device: str | torch.device = "cpu",
     ) -> None:
-        self.pairs, self.values = require("pairs", pairs, 1, 60), require("values", values, 2, 60)
+        self.pairs, self.values = require("pairs", pairs, 1, MOST), require("values", values, 2, MOST)
         names = [f"{kind}_{key}" for kind in ("key", "asked") for key in range(pairs)]
         names += [f"value_{value}" for value in range(values)]
         spec = WorldSpec(
@@ -44,8 +48,7 @@ class KeyValue(Embedded):
             best_return_without_memory=1.0 / values,
         )
         super().__init__(agents, spec, seed=seed, device=device)
-        # Two orders of the keys and their values: the draws of an episode.
-        self._count = torch.arange(3 * pairs, device=self._agent.device)
+        self._count = torch.arange(pairs, device=self._agent.device)
         self._keys = self._value = torch.zeros(agents, pairs, dtype=torch.long, device=self._agent.device)
         self._asked_keys = self._keys
         self._age = self._asks = torch.zeros_like(self._agent)
@@ -63,12 +66,12 @@ class KeyValue(Embedded):
 
     def _begin(self, who: Bool[Tensor, " A"]) -> None:
         n = self.pairs
-        counter = self._clock * (3 * n + 1) + self._count
+        counter = self._clock * (n + 1) + self._count
         drawn = draws.bits(self.seed, draws.STREAM_WORLD, self._agent[:, None], counter)
-        asks = 1 + self._below(n, 3 * n, 3 * n + 1) if self._opening else n
-        # Numbers drawn for each key, sorted: an order of the keys.
-        order = drawn[:, : 2 * n].unflatten(1, (2, n)).argsort(dim=2)
-        value = ((drawn[:, 2 * n :] & 0x7FFFFFFF) * self.values) >> 31
+        asks = 1 + self._below(n, n, n + 1) if self._opening else n
+        # One draw a key, in three parts that know nothing of each other: two orders and a value.
+        order = _order(torch.stack([drawn >> 42, drawn >> 21], dim=1) & PART)
+        value = ((drawn & PART) * self.values) >> PART.bit_length()
         many = who[:, None]
         self._keys = torch.where(many, order[:, 0], self._keys)
         self._asked_keys = torch.where(many, order[:, 1], self._asked_keys)
@@ -94,3 +97,14 @@ class KeyValue(Embedded):
         over = self._age == self.pairs + self._asks
         seen = torch.where(self._age < self.pairs, pair, asked)
         return self._views[torch.where(over, len(self._views) - 1, seen)]
+
+
+def _order(drawn: Int[Tensor, "A k n"]) -> Int[Tensor, "A k n"]:
+    """Order things by numbers drawn for them, as argsort does; that one cannot be recorded on a GPU."""
+    thing = torch.arange(drawn.shape[-1], device=drawn.device)
+    # No two alike: the low bits say which thing it is.
+    unlike = (drawn << MOST.bit_length()) | thing
+    rank = torch.zeros_like(drawn)
+    for other in unlike.split(1, dim=-1):
+        rank += unlike > other
+    return torch.empty_like(rank).scatter_(-1, rank, thing.expand_as(rank))

@@ -52,13 +52,16 @@ def pack(cells: Int[Tensor, "A N"], locations: Int[Tensor, " N"], most: int) -> 
     A cell is 0 where nothing is, else `word(feature, value)`. The order is that of the cells.
     """
     there = cells != 0
-    place = there.cumsum(1)
-    if most < cells.shape[1]:
-        there = there & (place <= most)
+    place = there.cumsum(1, dtype=torch.int32)
+    width = min(most, cells.shape[1])
+    if width < cells.shape[1]:
+        there = there & (place <= width)
     # Places count from 1; nobody reads what is laid at 0.
-    room = cells.new_full((len(cells), 1 + most), -1).scatter_(1, place * there, cells + locations)
-    place, feature, value, _ = room.view(torch.uint8).unflatten(1, (1 + most, 4))[:, 1:].unbind(2)
-    return torch.stack([place, feature, value], dim=2)
+    slot = torch.mul(place, there, out=torch.empty_like(place, dtype=torch.long))
+    room = cells.new_full((len(cells), 1 + width), -1).scatter_(1, slot, cells + locations)
+    obs = empty(len(cells), most, cells.device)
+    obs[:, :width] = room.view(torch.uint8).unflatten(1, (1 + width, 4))[:, 1:, :3]
+    return obs
 
 
 def word(feature: int, value: int) -> int:
