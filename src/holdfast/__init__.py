@@ -1,7 +1,7 @@
 """Holdfast: reinforcement-learning agents that remember, and the proof that their memory is right."""
 
 from holdfast import subjects
-from holdfast.check import check
+from holdfast.check import check, check_world
 from holdfast.errors import ConfigError, ContractError, HoldfastError
 from holdfast.policies import (
     ComponentPolicy,
@@ -35,6 +35,7 @@ __all__ = [
     "World",
     "__version__",
     "check",
+    "check_world",
     "make_policy",
     "make_world",
     "subjects",
