@@ -72,7 +72,7 @@ def test_json_is_the_same_as_for_policies(forgetful, capsys):
         (["world:recall", "--steps", "many"], "argument --steps: invalid int value"),
         (["world:recall", "--obs", "4"], "--obs is for foreign policies"),
         (["world:recall", "--html"], "a world has none; leave out --html."),
-        (["world:recall", "fast"], "Name one thing to check, not both world:recall and fast."),
+        (["world:recall", "fast"], "Name one thing to check, not both world:recall and fast; see"),
         (["world:recall", "--policy", "fast"], "Name one thing to check, not both world:recall and fast."),
         (["world:"], "holdfast check world:recall world.delay=4"),
         (["fast", "world.delay=4"], "world.delay is for worlds"),

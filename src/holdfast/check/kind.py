@@ -5,12 +5,23 @@ from typing import Any
 
 import torch
 from gymnasium import spaces
+from tensordict import TensorDictBase
 
 from holdfast.shapes import Bool, Shaped, Tensor
 from holdfast.worlds import Step, WorldSpec, tokens
-from holdfast.worlds.seen import blank, device_of, flat_leaves, parts_of
+from holdfast.worlds.seen import blank, device_of, parts_of
 
 FLAGS = ("terminated", "truncated", "first", "valid", "trial")
+
+
+def flat_leaves(obs: Any, name: str) -> dict[str, Tensor]:
+    """List the tensors of an observation by their places in it: `obs`, or `obs['image']` and so on."""
+    if isinstance(obs, Tensor):
+        return {name: obs}
+    found: dict[str, Tensor] = {}
+    for key in sorted(obs.keys()) if isinstance(obs, TensorDictBase) else []:
+        found |= flat_leaves(obs[key], f"{name}[{key!r}]")
+    return found
 
 
 class Kinds:

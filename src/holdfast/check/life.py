@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 import torch
 from gymnasium import spaces
 
-from holdfast.check.kind import FLAGS, Kinds
+from holdfast.check.kind import FLAGS, Kinds, flat_leaves
 from holdfast.errors import ContractError
 from holdfast.shapes import Bool, Shaped, Tensor
 from holdfast.worlds import Step, World, WorldSpec, draws
-from holdfast.worlds.seen import flat_leaves
 
-STREAM_SCRIPT = 4
+STREAM_SCRIPT = 1001
+"""Far from the streams that worlds and policies draw from."""
 KEPT = 64
 """So many steps are kept as they were handed out, to see whether they are written to later."""
 

@@ -95,14 +95,13 @@ def _among_more(visit: Visit) -> Measurement:
     life, many = visit.life, 2 * visit.agents
     actions = script(visit.spec, many, len(life.actions), 1, life.actions.device)
     actions[:, : visit.agents] = life.actions
-    with shared_chance(0):
-        try:
-            world = visit.made(many, visit.seed)
-        except ConfigError as error:
-            return absent(f"it cannot be made for {many} agents", str(error))
-        if world.agents != many:
-            return absent(f"asked for {many} agents, it has {world.agents}")
-        return equal(f"rows that differ among {many} agents", life, relive(world, many, actions))
+    try:
+        with shared_chance(0), visit.made(many, visit.seed) as world:
+            if world.agents != many:
+                return absent(f"asked for {many} agents, it has {world.agents}")
+            return equal(f"rows that differ among {many} agents", life, relive(world, many, actions))
+    except ConfigError as error:
+        return absent(f"it cannot be made for {many} agents", str(error))
 
 
 def idle(visit: Visit) -> Measurement:
@@ -122,7 +121,8 @@ def pure(visit: Visit) -> list[Measurement]:
     life = visit.life
     with shared_chance(12345):
         before = fingerprint()
-        twin = relive(visit.made(visit.asked, visit.seed), visit.agents, life.actions)
+        with visit.made(visit.asked, visit.seed) as world:
+            twin = relive(world, visit.agents, life.actions)
         after = fingerprint()
     used = [name for name in before if before[name] != after[name]]
     do = f"it draws from the shared generator of {', '.join(used)}; draw from one of its own, by its seed"

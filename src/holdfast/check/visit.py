@@ -1,9 +1,11 @@
 """A visit to a world: how it is made, the life that is lived in it first, and lives to compare with."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol, runtime_checkable
 
 from holdfast.check.chance import shared_chance
 from holdfast.check.life import Diary, Life, live, relive, script
@@ -25,6 +27,20 @@ BYTES = 2**27
 """What the copy of a life may hold."""
 
 
+@runtime_checkable
+class Closes(Protocol):
+    """A world that holds something open."""
+
+    def close(self) -> None:
+        """Let go of it."""
+        ...
+
+
+def _close(world: World) -> None:
+    if isinstance(world, Closes):
+        world.close()
+
+
 @dataclass
 class Visit:
     """One world under test; lives are lived when they are asked for, and the first one is kept."""
@@ -34,11 +50,17 @@ class Visit:
     seed: int
     steps: int | None
 
+    def __enter__(self) -> "Visit":
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        _close(self.world)
+
     @cached_property
     def world(self) -> World:
         """The world of the first life."""
         with shared_chance(0):
-            return self.made(self.asked, self.seed)
+            return self._made(self.asked, self.seed)
 
     @property
     def spec(self) -> WorldSpec:
@@ -50,7 +72,16 @@ class Visit:
         """How many there really are."""
         return self.world.agents
 
-    def made(self, agents: int, seed: int) -> World:
+    @contextmanager
+    def made(self, agents: int, seed: int) -> Iterator[World]:
+        """Make a world to live in for a while."""
+        world = self._made(agents, seed)
+        try:
+            yield world
+        finally:
+            _close(world)
+
+    def _made(self, agents: int, seed: int) -> World:
         """Make a world, or say why there is none."""
         try:
             world = self.make(agents, seed)
@@ -82,8 +113,7 @@ class Visit:
 
     def twin(self, actions: Tensor, *, seed: int | None = None) -> Life:
         """Live in a world made anew."""
-        with shared_chance(0):
-            world = self.made(self.asked, self.seed if seed is None else seed)
+        with shared_chance(0), self.made(self.asked, self.seed if seed is None else seed) as world:
             return relive(world, self.agents, actions)
 
 

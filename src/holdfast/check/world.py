@@ -70,25 +70,29 @@ def examine_world(given: WorldToCheck, tell: Callable[[str], None] = lambda doin
     torch.set_num_threads(1)
     try:
         tell("meeting the world")
-        visit = _enter(given)
-        tell("living a first life")
-        lived = len(visit.life.told.get("first", ()))
-        found: list[Law] = []
-        for number, name in enumerate(WORLD_LAWS, 1):
-            tell(f"measuring {name} ({number} of {len(WORLD_LAWS)}), {lived} steps a life")
-            found.append(Law(name, _measured(visit, name), sought=False))
-        return Laws(found, notes=_notes(visit, found), of="a world")
+        with _enter(given) as visit:
+            return _examined(visit, tell)
     finally:
         torch.set_num_threads(threads)
 
 
+def _examined(visit: Visit, tell: Callable[[str], None]) -> Laws:
+    tell("living a first life")
+    lived = len(visit.life.actions)
+    found: list[Law] = []
+    for number, name in enumerate(WORLD_LAWS, 1):
+        tell(f"measuring {name} ({number} of {len(WORLD_LAWS)}), {lived} steps a life")
+        found.append(Law(name, _measured(visit, name), sought=False))
+    return Laws(found, notes=_notes(visit, found), of="a world")
+
+
 def _enter(given: WorldToCheck) -> Visit:
     """Make the world for as many agents as show that crowds do not feel each other."""
-    visit = Visit(given.make, given.agents or AGENTS, given.seed, given.steps)
-    crowd = visit.spec.crowd
-    if given.agents is None and 2 * crowd > AGENTS:
-        visit = Visit(given.make, 2 * crowd, given.seed, given.steps)
-    return visit
+    agents = given.agents or AGENTS
+    if given.agents is None:
+        with Visit(given.make, AGENTS, given.seed, given.steps) as first:
+            agents = max(AGENTS // first.spec.crowd, 2) * first.spec.crowd
+    return Visit(given.make, agents, given.seed, given.steps)
 
 
 def _measured(visit: Visit, name: str) -> list[Measurement]:

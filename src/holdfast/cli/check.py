@@ -88,7 +88,8 @@ def _target_of(asked: argparse.Namespace) -> tuple[str, dict[str, str]]:
         raise ConfigError(f"Name one thing to check, for example: holdfast check fast --html{page}.")
     more, keys = parse_words(rest)
     if more is not None:
-        raise ConfigError(f"Name one thing to check, not both {there[0]} and {more}.")
+        told = f"not both {there[0]} and {more}; see holdfast check --help."
+        raise ConfigError(f"Name one thing to check, {told}")
     return there[0], keys
 
 

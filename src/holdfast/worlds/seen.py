@@ -31,16 +31,6 @@ def parts_of(space: spaces.Space[Any]) -> dict[str, spaces.Space[Any]]:
     return {}
 
 
-def flat_leaves(obs: Any, name: str) -> dict[str, Tensor]:
-    """List the tensors of an observation by their places in it: `obs`, or `obs['image']` and so on."""
-    if isinstance(obs, Tensor):
-        return {name: obs}
-    found: dict[str, Tensor] = {}
-    for key in sorted(obs.keys()) if isinstance(obs, TensorDictBase) else []:
-        found |= flat_leaves(obs[key], f"{name}[{key!r}]")
-    return found
-
-
 def device_of(obs: Seen) -> torch.device:
     """Say where an observation lies; a TensorDict by itself need not know."""
     leaf = obs if isinstance(obs, Tensor) else next(iter(obs.values(True, True)))
