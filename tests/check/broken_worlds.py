@@ -359,10 +359,14 @@ SABOTAGES = {
     "torch's own generator": (
         lambda a, s: Shared(recall(a, s), lambda: float(torch.rand(()))),
         {"pure"},
-        "shared randomness: agent 0, step 1, reward",
+        "draws from the shared generator of torch;",
     ),
-    "NumPy's own generator": (lambda a, s: Shared(recall(a, s), np.random.rand), {"pure"}, "reward"),
-    "Python's own generator": (lambda a, s: Shared(recall(a, s), random.random), {"pure"}, "reward"),
+    "NumPy's own generator": (lambda a, s: Shared(recall(a, s), np.random.rand), {"pure"}, "numpy.random"),
+    "Python's own generator": (
+        lambda a, s: Shared(recall(a, s), random.random),
+        {"pure"},
+        "agent 0, step 1, reward",
+    ),
     "a draw that nobody feels": (
         lambda a, s: Shared(recall(a, s), lambda: 0 * torch.rand(()).item()),
         {"pure"},

@@ -2,7 +2,7 @@
 
 import random
 import re
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,7 @@ from check.broken_worlds import SABOTAGES, Around, changed, other_spec, recall, 
 from holdfast.check.world import WORLD_LAWS
 from holdfast.errors import ConfigError, ContractError
 from holdfast.report.verdict import as_text, summary
-from holdfast.worlds import WORLDS
+from holdfast.worlds import WORLDS, WorldSpec
 from spaces_worlds import NamePlace, SayNumber, SayNumberInATree
 from worlds.test_embedded import SHORT, TRUNCATING
 
@@ -107,6 +107,46 @@ def test_those_who_share_a_place_may_feel_each_other():
     alone = holdfast.check_world(other_spec(make, crowd=24), steps=60, agents=24)
     assert parts_of(alone["isolate"], "n/a") == ["nobody lives in another place"]
     assert alone.notes[-1].endswith("all 24 agents share one place; check with 48 agents")
+
+
+@dataclass(frozen=True)
+class Several(WorldSpec):
+    """The spec of a world of parts, which lie one after the other."""
+
+    parts: tuple[tuple[str, int], ...] = ()
+
+
+class Beside(Around):
+    """Two parts that differ: the later half of the agents lives with another seed."""
+
+    def __init__(self, agents, seed):
+        self.worlds = [recall(agents // 2, seed), recall(agents // 2, seed + 50)]
+        super().__init__(self.worlds[0])
+        self.agents = agents
+
+    def reset(self):
+        return self.joined([world.reset() for world in self.worlds])
+
+    def step(self, actions):
+        halves = zip(self.worlds, actions.chunk(2), strict=True)
+        return self.joined([world.step(half) for world, half in halves])
+
+    def joined(self, steps):
+        names = ("obs", "reward", "terminated", "truncated", "first", "valid", "trial")
+        return changed(
+            steps[0], **{name: torch.cat([getattr(each, name) for each in steps]) for name in names}
+        )
+
+
+def test_the_agents_of_a_part_live_in_the_first_rows_of_it_among_more():
+    def make(agents, seed):
+        world = Beside(agents, seed)
+        own = {field.name: getattr(world.spec, field.name) for field in fields(WorldSpec)}
+        world.spec = Several(**{**own, "parts": (("one", agents // 2), ("other", agents // 2))})
+        return world
+
+    assert set(broken(holdfast.check_world(Beside, steps=40))) == {"isolate"}
+    assert broken(holdfast.check_world(make, steps=40)) == {}
 
 
 def test_as_many_agents_live_as_crowds_need_or_somebody_says():

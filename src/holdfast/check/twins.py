@@ -8,7 +8,8 @@ from holdfast.check.life import Life, relive, same, script
 from holdfast.check.results import Measurement
 from holdfast.check.visit import Visit
 from holdfast.errors import ConfigError
-from holdfast.shapes import Bool, Tensor
+from holdfast.shapes import Bool, Int, Tensor
+from holdfast.worlds import WorldSpec
 
 
 def equal(what: str, life: Life, other: Life, agents: Bool[Tensor, " A"] | None = None) -> Measurement:
@@ -29,11 +30,10 @@ def equal(what: str, life: Life, other: Life, agents: Bool[Tensor, " A"] | None 
 
 
 def _unlike(life: Life, other: Life) -> dict[str, Bool[Tensor, "N A"]]:
-    """Say where two lives differ, by name; the other one may have more agents."""
-    agents, found = life["first"].shape[1], dict[str, Tensor]()
-    counts = life["valid"], life["truncated"]
+    """Say where two lives differ, by name."""
+    found, counts = dict[str, Tensor](), (life["valid"], life["truncated"])
     for key, told in life.told.items():
-        unlike = ~same(told, other.told[key][:, :agents])
+        unlike = ~same(told, other.told[key])
         unlike = unlike.flatten(2).any(2) if unlike.dim() > 2 else unlike
         if key.startswith(("obs", "last_obs")):
             unlike = unlike & counts[key.startswith("last_obs")]
@@ -94,14 +94,36 @@ def _among_more(visit: Visit) -> Measurement:
     """Live among twice as many, who do something else."""
     life, many = visit.life, 2 * visit.agents
     actions = script(visit.spec, many, len(life.actions), 1, life.actions.device)
-    actions[:, : visit.agents] = life.actions
     try:
         with shared_chance(0), visit.made(many, visit.seed) as world:
             if world.agents != many:
                 return absent(f"asked for {many} agents, it has {world.agents}")
-            return equal(f"rows that differ among {many} agents", life, relive(world, many, actions))
+            mine = places_among(visit.spec, world.spec, visit.agents)
+            actions[:, mine] = life.actions
+            among = relive(world, many, actions)
     except ConfigError as error:
         return absent(f"it cannot be made for {many} agents", str(error))
+    told = {key: leaf[:, mine] for key, leaf in among.told.items()}
+    return equal(f"rows that differ among {many} agents", life, Life(**{**vars(among), "told": told}))
+
+
+def places_among(few: WorldSpec, many: WorldSpec, agents: int) -> Int[Tensor, " A"]:
+    """Say in which rows of a larger world the agents of a smaller one live.
+
+    In the same ones; but where a world has parts, `(name, agents)` each, one after the other, in the first
+    rows of their part.
+    """
+    parts: tuple[tuple[str, int], ...] = getattr(few, "parts", ())
+    larger: tuple[tuple[str, int], ...] = getattr(many, "parts", ())
+    if not parts:
+        return torch.arange(agents)
+    begin, found = 0, list[Tensor]()
+    for (name, count), (_, more) in zip(parts, larger, strict=True):
+        if more < count:
+            raise ConfigError(f"In {name} there are {more} agents then, and {count} before.")
+        found.append(begin + torch.arange(count))
+        begin += more
+    return torch.cat(found)
 
 
 def idle(visit: Visit) -> Measurement:
@@ -127,6 +149,6 @@ def pure(visit: Visit) -> list[Measurement]:
     used = [name for name in before if before[name] != after[name]]
     do = f"it draws from the shared generator of {', '.join(used)}; draw from one of its own, by its seed"
     return [
-        equal("rows that feel the program's shared randomness", life, twin),
         Measurement("shared generators it draws from", float(len(used)), 0.0, finding=do),
+        equal("rows that feel the program's shared randomness", life, twin),
     ]
