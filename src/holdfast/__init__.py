@@ -1,7 +1,7 @@
 """Holdfast: reinforcement-learning agents that remember, and the proof that their memory is right."""
 
 from holdfast import subjects
-from holdfast.check import check
+from holdfast.check import check, check_world
 from holdfast.errors import ConfigError, ContractError, HoldfastError
 from holdfast.experience import Evaluation, evaluate
 from holdfast.policies import (
@@ -39,6 +39,7 @@ __all__ = [
     "WorldSpec",
     "__version__",
     "check",
+    "check_world",
     "evaluate",
     "make_policy",
     "make_world",

@@ -91,7 +91,7 @@ def test_what_it_sees_may_be_said():
         ("strange_ones:Core", "wide", "for example 4 or 3,84,84"),
         ("strange_ones:Core", "0", "for example 4 or 3,84,84"),
         ("strange_ones:a b", None, "write package.module:Class"),
-        ("world:recall", None, "cannot check a world yet"),
+        ("trainer:fast", None, "cannot check a trainer yet"),
         ("runs/nothing", None, "does not exist"),
         ("fats", None, "did you mean fast"),
     ],

@@ -186,12 +186,15 @@ def test_what_a_step_of_experience_holds_is_told_in_every_space():
     [
         (
             lambda obs: obs["number"],
-            r"World Liar, reset.*obs of \[3, 1\] torch.float32; it must be a TensorDict of asked, number",
+            r"World Liar, reset.*obs is obs, must be obs\['asked'\], obs\['number'\]",
         ),
-        (lambda obs: obs.exclude("asked"), r"obs of number; it must be a TensorDict of asked, number"),
+        (
+            lambda obs: obs.exclude("asked"),
+            r"obs is obs\['number'\], must be obs\['asked'\], obs\['number'\]",
+        ),
         (
             lambda obs: obs.apply(lambda leaf: leaf.float()),
-            r"obs\['asked'\]=\[3\] torch.float32; the spec says \[3\] torch.int64",
+            r"obs\['asked'\] is torch.float32, must be torch.int64",
         ),
     ],
 )

@@ -178,6 +178,19 @@ def test_ending_by_truncation_changes_the_flag_and_shows_the_last_observation(na
     assert bool((last[ended] == 0xFF).all()) == empty
 
 
+@pytest.mark.parametrize("name", ["repeat_first", "n_back", "parity"])
+def test_what_is_seen_last_does_not_tell_what_the_next_episode_shows(name):
+    world = make_world(name, agents=1024, truncate=True, **SHORT[name])
+    told = live(world, 30, anything(world))
+    ended = stacked(told, "truncated")
+    last, opening = stacked(told, "last_obs")[ended][:, 0, 1], stacked(told, "obs")[ended][:, 0, 1]
+    count = len(world.spec.features)
+    # As often alike as two draws are; the deviation of a share of so many is below 0.01.
+    assert len(last) > 3000
+    assert abs(float((last == opening).float().mean()) - 1 / count) < 0.05
+    assert set(last.tolist()) == set(range(count))
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_wrong_calls_are_refused(name):
     world = make(name)

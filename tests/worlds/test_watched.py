@@ -150,23 +150,32 @@ def test_what_is_shown_where_nobody_acts_may_be_anything():
 
 
 KINDS = {
-    "reward": (lambda step: replace(step, reward=step.reward[:2]), r"reward=\[2\] torch.float32; it must be"),
-    "whole": (lambda step: replace(step, reward=step.reward.long()), r"\[3\] torch.int64.* a floating type"),
-    "flag": (lambda step: replace(step, first=step.first.float()), r"first=\[3\] torch.float32.*torch.bool"),
-    "none": (lambda step: replace(step, valid=None), r"valid=NoneType; it must be \[3\] of torch.bool"),
+    "reward": (
+        lambda step: replace(step, reward=step.reward[:2]),
+        r"reward is \[2\], must be a tensor \[3\]",
+    ),
+    "whole": (
+        lambda step: replace(step, reward=step.reward.long()),
+        "reward is torch.int64, must be a float",
+    ),
+    "flag": (lambda step: replace(step, first=step.first.float()), "first is torch.float32, must be torch.b"),
+    "none": (lambda step: replace(step, valid=None), "valid is NoneType, must be a tensor"),
     "shape": (
         lambda step: seen(step, "number", torch.zeros(A, 2)),
-        r"obs\['number'\]=\[3, 2\] torch.float32; the spec says \[3, 1\]",
+        r"obs\['number'\] is \[3, 2\], must be \[3, 1",
     ),
     "kind": (
         lambda step: seen(step, "which", torch.zeros(A)),
-        r"obs\['which'\]=\[3\] torch.float32; the spec says \[3\] torch.int64",
+        r"obs\['which'\] is torch.float32, must be torch",
     ),
-    "key": (lambda step: replace(step, obs=step.obs.exclude("which")), "obs of number; it must be a TensorD"),
-    "tensor": (lambda step: replace(step, obs=torch.zeros(A)), r"obs of \[3\] torch.float32; it must be"),
-    "no last": (lambda step: replace(step, last_obs=None), "no last_obs, and the world declares"),
-    "last": (lambda step: replace(step, last_obs=torch.zeros(A)), "last_obs of"),
-    "tuple": (lambda step: (step.obs, step.reward), "was told a tuple; return a holdfast.Step"),
+    "key": (
+        lambda step: replace(step, obs=step.obs.exclude("which")),
+        r"obs is obs\['number'\], must be obs",
+    ),
+    "tensor": (lambda step: replace(step, obs=torch.zeros(A)), r"obs is obs, must be obs\['number'\]"),
+    "no last": (lambda step: replace(step, last_obs=None), "there is no last_obs, and the world declares"),
+    "last": (lambda step: replace(step, last_obs=torch.zeros(A)), "last_obs is last_obs, must be last_obs"),
+    "tuple": (lambda step: (step.obs, step.reward), "the world says tuple, must be holdfast.Step"),
 }
 
 
@@ -175,7 +184,7 @@ KINDS = {
 def test_what_has_the_wrong_kind_is_named_with_its_step(fault, t, annotations_asleep):
     change, told = KINDS[fault]
     when = "reset\\(\\)" if t == 0 else f"step {t}"
-    with pytest.raises(ContractError, match=f"^World Liar, {when}: everybody .*{told}"):
+    with pytest.raises(ContractError, match=f"^World Liar, {when}: {told}"):
         live(Watched(at(t, change)), 8, lambda obs, first: torch.zeros(A, dtype=torch.long))
 
 
@@ -191,7 +200,7 @@ def test_a_world_that_raises_is_named_with_the_step_and_what_it_raised():
         raise ValueError("no such\n  thing")
 
     world = Watched(at(3, fail))
-    told = r"^World Liar, step 3: its 3 agents were left alone: it raised ValueError: no such thing\.$"
+    told = r"^World Liar, step 3: it raised ValueError: no such thing\.$"
     with pytest.raises(ContractError, match=told) as caught:
         live(world, 8, lambda obs, first: torch.zeros(A, dtype=torch.long))
     assert isinstance(caught.value.__cause__, ValueError)

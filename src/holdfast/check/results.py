@@ -57,6 +57,8 @@ class Law:
     parts: Sequence[Measurement]
     pattern: Pattern | None = None
     """What explains a broken law; none if it holds or if nothing known explains it."""
+    sought: bool = True
+    """Whether there are patterns that could explain it."""
     worst: Measurement = field(init=False)
 
     def __post_init__(self) -> None:
@@ -80,9 +82,14 @@ class Law:
 
     @property
     def finding(self) -> str:
-        """What is wrong and where, what explains it and what to write; empty if nothing is wrong."""
+        """What is wrong and where, what explains it and what to write; empty if nothing is wrong.
+
+        Where a law could not be measured, it says what to do about it.
+        """
         if self.ok:
-            return ""
+            return self.worst.finding if self.worst.about == "n/a" else ""
+        if not self.sought:
+            return f"{self.where}."
         if self.pattern is None:
             return f"{self.where}. No known pattern explains these numbers."
         return f"{self.where}. Pattern: {self.pattern.name}. Write: {self.pattern.write}"
@@ -114,10 +121,19 @@ class Reach:
 
 
 class Laws(Mapping[str, Law]):
-    """The verdicts on one policy: `laws.ok`, `laws["replay"].measured`."""
+    """The verdicts on one policy or world: `laws.ok`, `laws["replay"].measured`."""
 
-    def __init__(self, laws: Sequence[Law], *, notes: Sequence[str] = (), reach: Reach | None = None) -> None:
+    def __init__(
+        self,
+        laws: Sequence[Law],
+        *,
+        notes: Sequence[str] = (),
+        reach: Reach | None = None,
+        of: str = "memory",
+    ) -> None:
         self._laws = {law.name: law for law in laws}
+        self.of = of
+        """What these are the laws of."""
         self.notes = tuple(notes)
         """What could not be measured, and why."""
         self.reach = reach
@@ -148,7 +164,7 @@ class Laws(Mapping[str, Law]):
             "notes": list(self.notes),
             "laws": {
                 name: {
-                    "measured": _plain(law.measured),
+                    "measured": None if law.worst.about == "n/a" else _plain(law.measured),
                     "bound": law.bound,
                     "sense": law.worst.sense,
                     "ok": law.ok,

@@ -18,7 +18,7 @@ VERBS = {"train": run_train, "check": run_check}
 HELP = """usage: holdfast VERB ...
 
   train [RECIPE] key=value ...   train a policy that remembers
-  check TARGET                   prove or disprove a policy's memory
+  check TARGET                   prove or disprove a policy's memory, or a world's contract
 
   --version                      print the version
   VERB --help                    tell more about a verb

@@ -1,6 +1,7 @@
-"""What there is to check: a policy's name, somebody's module, or a run's folder."""
+"""What there is to check: a policy's name, somebody's module, a run's folder, or a world."""
 
 import inspect
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,14 +9,18 @@ import torch
 
 from holdfast.check.subject import Subject
 from holdfast.check.subjects.find import subject_of
-from holdfast.config import Config, change, read_config
+from holdfast.check.visit import AGENTS
+from holdfast.check.world import WorldToCheck
+from holdfast.config import Config, change, keys_of, read_config
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.keep import GRAPH, load_weights
 from holdfast.named import find_named
 from holdfast.policies import LSTMWrapper
+from holdfast.recipes import DEFAULT, find_recipe
 from holdfast.train import build_policy, build_world
 
-NOT_YET = ("world", "trainer")
+NOT_YET = ("trainer",)
+WORLD = "world:"
 
 
 def find_target(target: str, obs: str | None = None) -> Subject:
@@ -29,7 +34,9 @@ def find_target(target: str, obs: str | None = None) -> Subject:
         target = f"component:{target}"
     kind = target.partition(":")[0]
     if kind in NOT_YET:
-        raise ConfigError(f"{target}: this version checks policies and runs; it cannot check a {kind} yet.")
+        raise ConfigError(
+            f"{target}: this version checks policies, runs and worlds; it cannot check a {kind} yet."
+        )
     if "/" in target and ":" not in target and not Path(target).exists():
         raise ConfigError(f"{target} does not exist; a run's folder is for example runs/NAME.")
     if Path(target).is_dir():
@@ -43,6 +50,32 @@ def find_target(target: str, obs: str | None = None) -> Subject:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return subject_of(_made(found, target), **options)
+
+
+def find_world(target: str, keys: Mapping[str, str], steps: int | None = None) -> WorldToCheck:
+    """Say how the world is made that a target and the keys of `holdfast train` name."""
+    name = target.removeprefix(WORLD)
+    if not name:
+        raise ConfigError("Name the world to check, for example: holdfast check world:recall world.delay=4.")
+    for key in keys:
+        if key in ("world", "world.name"):
+            raise ConfigError(f"{key}={keys[key]} names a world beside {target}; which one is meant?")
+        if key in keys_of() and key != "seed" and not key.startswith("world."):
+            raise ConfigError(f"{key}={keys[key]} says nothing of a world; give seed, or keys of world.")
+    alone = _agents_alone(keys.get("world.agents", str(AGENTS)))
+    config = change(find_recipe(DEFAULT), {"world": name, **alone, **keys})
+    return WorldToCheck(
+        lambda agents, seed: build_world(config, torch.device("cpu"), agents=agents, seed=seed),
+        agents=config.world.agents if "world.agents" in keys else None,
+        steps=steps,
+        seed=config.seed,
+    )
+
+
+def _agents_alone(agents: str) -> dict[str, Any]:
+    """Let a run fit any number of agents: here nobody trains."""
+    sizes = {"trainer.bptt_horizon": 1, "trainer.minibatch_size": 1, "trainer.batch_size": agents}
+    return {"world.agents": agents} | sizes
 
 
 def _made(found: Any, target: str) -> Any:

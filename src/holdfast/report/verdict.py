@@ -60,8 +60,8 @@ def finding(law: Law) -> Finding:
 
 
 def number(value: float) -> str:
-    """Write a measured number so that an exact zero looks like one."""
-    return "0" if value == 0 else f"{value:.1e}"
+    """Write a measured number so that an exact zero looks like one, and so does what was counted."""
+    return f"{value:.0f}" if value.is_integer() and abs(value) < 1e5 else f"{value:.1e}"
 
 
 def bound(part: Measurement) -> str:
@@ -79,12 +79,12 @@ def must_be(part: Measurement) -> str:
 
 
 def summary(laws: Laws) -> str:
-    """Say in one sentence whether memory is right."""
+    """Say in one sentence whether what was checked is right."""
     broken = [name for name, law in laws.items() if not law.ok]
     if not broken:
-        return f"All {len(laws)} laws of memory hold."
+        return f"All {len(laws)} laws of {laws.of} hold."
     verb = "is" if len(broken) == 1 else "are"
-    return f"{len(broken)} of {len(laws)} laws of memory {verb} broken: {', '.join(broken)}."
+    return f"{len(broken)} of {len(laws)} laws of {laws.of} {verb} broken: {', '.join(broken)}."
 
 
 def table(laws: Laws) -> Table:
@@ -106,7 +106,8 @@ def findings(laws: Laws) -> list[str]:
         if not law.ok:
             found = finding(law)
             told += ["", f"{name}: {found.line()}"]
-            explained.setdefault(found.pattern, []).append(name)
+            if law.sought:
+                explained.setdefault(found.pattern, []).append(name)
     for names in explained.values():
         told += ["", *explanation(laws[names[0]], names)]
     return told + [line for note in laws.notes for line in ("", f"note: {note}")]

@@ -28,6 +28,8 @@ class Told:
     """Who is there to act; none: everybody."""
     trial: Bool[Tensor, " A"] | None = None
     """Whose next trial begins; none: nobody's."""
+    last: UInt8[Tensor, "A M 3"] | None = None
+    """What those saw last whose episode ended, asked for with `truncate`; none: what is there then."""
 
 
 class Embedded(ABC):
@@ -90,7 +92,8 @@ class Embedded(ABC):
         self._clock = self._clock + 1
         told, last = self._act(actions), None
         if self.truncate:
-            last = torch.where(told.ended[:, None, None], self._look(self._nobody), self._nothing())
+            seen = self._look(self._nobody) if told.last is None else told.last
+            last = torch.where(told.ended[:, None, None], seen, self._nothing())
         first = told.ended if told.begins is None else told.begins
         self._begin(first)
         return self._tell(told, first, last)
@@ -113,6 +116,16 @@ class Embedded(ABC):
     def _below(self, limit: int, which: int = 0, of: int = 1) -> Int[Tensor, " A"]:
         """Draw a whole number in [0, limit) for each agent: draw `which` of the `of` draws of this step."""
         return draws.below(limit, self.seed, draws.STREAM_WORLD, self._agent, of * self._clock + which)
+
+    def _last(self, views: UInt8[Tensor, "N M 3"]) -> UInt8[Tensor, "A M 3"] | None:
+        """Draw which view an episode ends on, for worlds that show any of them at each step.
+
+        The draw of this step opens the next episode: one draw for both would tell what comes next.
+        """
+        if not self.truncate:
+            return None
+        # Counters below zero, which no step of the clock reaches.
+        return views[draws.below(len(views), self.seed, draws.STREAM_WORLD, self._agent, -1 - self._clock)]
 
     def _rows(self, rows: list[list[list[int]]]) -> UInt8[Tensor, "N M 3"]:
         """Make a table of observations from their tokens, padded to the size of one."""

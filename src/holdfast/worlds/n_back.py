@@ -60,7 +60,7 @@ class NBack(Embedded):
         right = (actions == self._shown()) & (self._left <= self._judged)
         self._left = self._left - 1
         self._seen.index_copy_(0, self._row(), self._below(self.symbols, 0, 2)[None])
-        return Told(right / self._judged, self._left == 0)
+        return Told(right / self._judged, self._left == 0, last=self._last(self._views))
 
     def _look(self, first: Bool[Tensor, " A"]) -> UInt8[Tensor, "A M 3"]:
         return self._views[self._shown()]

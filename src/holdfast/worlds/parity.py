@@ -58,7 +58,7 @@ class Parity(Embedded):
         self._left = self._left - 1
         self._bit = self._below(2, 0, 2)
         self._parity = self._parity ^ self._bit
-        return Told(right / self._judged, self._left == 0)
+        return Told(right / self._judged, self._left == 0, last=self._last(self._views))
 
     def _look(self, first: Bool[Tensor, " A"]) -> UInt8[Tensor, "A M 3"]:
         return self._views[self._bit]

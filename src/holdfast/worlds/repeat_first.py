@@ -56,7 +56,7 @@ class RepeatFirst(Embedded):
         reward = (actions == self._named) / self._length
         self._left = self._left - 1
         self._symbol = self._below(self.symbols, 0, 2)
-        return Told(reward, self._left == 0)
+        return Told(reward, self._left == 0, last=self._last(self._views))
 
     def _look(self, first: Bool[Tensor, " A"]) -> UInt8[Tensor, "A M 3"]:
         return self._views[self._symbol]

@@ -1,17 +1,16 @@
 """A guard around a world: what it says must be what its spec says, and its flags must tell one story."""
 
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
-from tensordict import TensorDictBase
 
 from holdfast.errors import ContractError, HoldfastError
 from holdfast.shapes import Bool, Shaped, Tensor
-from holdfast.worlds.seen import Seen, blank, choices_outside, leaves_of
+from holdfast.worlds.kind import Kinds
+from holdfast.worlds.seen import Seen, choices_outside, leaves_of
 from holdfast.worlds.step import Step, World
 
-FLAGS = ("terminated", "truncated", "first", "valid", "trial")
 STORIES = {
     "reward": "got a reward that is not finite",
     "obs": "sees something that is not finite",
@@ -34,7 +33,7 @@ class Watched:
     def __init__(self, world: World) -> None:
         self.world, self.agents, self.spec = world, world.agents, world.spec
         self.name = world.spec.name or type(world).__name__
-        self._told = blank(world.spec.sight)
+        self._kinds = Kinds(world.spec, world.agents)
         self._steps = -1
         # Whose episode is over, who acts now, who has acted in this episode; what was wrong, and when.
         self._over = self._acts = self._lives = self._wrong = self._when = torch.zeros(0)
@@ -49,10 +48,10 @@ class Watched:
         self._when = torch.full_like(self._wrong, -1)
         if not bool(step.first.all()):
             agent = int((~step.first).nonzero()[0])
-            raise self._error(f"agent {agent}", "is not told that its first episode begins: first is false")
+            raise self._error(f"agent {agent} is not told that its first episode begins: first is false")
         if bool((step.terminated | step.truncated).any()):
             agent = int((step.terminated | step.truncated).nonzero()[0])
-            raise self._error(f"agent {agent}", "is told of an end (terminated, truncated) by reset()")
+            raise self._error(f"agent {agent} is told of an end (terminated, truncated) by reset()")
         return self._looked_at(step)
 
     def step(self, actions: Shaped[Tensor, "A ..."]) -> Step:
@@ -71,7 +70,7 @@ class Watched:
         # The lowest bit that is set: the first story that is true.
         story = list(STORIES.values())[(bits & -bits).bit_length() - 1]
         self._steps = int(first[agent])
-        raise self._error(f"agent {agent}", story)
+        raise self._error(f"agent {agent} {story}")
 
     def _said(self, ask: Any) -> Step:
         """Ask the world, and see to it that the answer is a step of the right kinds."""
@@ -81,50 +80,17 @@ class Watched:
             raise
         except Exception as error:
             told = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            raise self._error(f"its {self.agents} agents", f"were left alone: it raised {told}") from error
-        if not isinstance(step, Step):
-            raise self._error("everybody", f"was told a {type(step).__name__}; return a holdfast.Step")
-        self._check_kinds(step)
-        return step
-
-    def _check_kinds(self, step: Step) -> None:
-        """Refuse tensors of the wrong shape or kind."""
-        for name in ("reward", *FLAGS):
-            given, floating = getattr(step, name), name == "reward"
-            kind = "a floating type" if floating else "torch.bool"
-            fits = isinstance(given, Tensor) and (
-                given.is_floating_point() if floating else given.dtype == torch.bool
-            )
-            if not fits or given.shape != (self.agents,):
-                raise self._error(
-                    "everybody", f"was told {name}={_kind(given)}; it must be [{self.agents}] of {kind}"
-                )
-        self._check_obs("obs", step.obs, self._told)
-        if self.spec.truncates == "always":
+            raise self._error(f"it raised {told}") from error
+        fault, _ = self._kinds.fault_of(step)
+        if not fault and self.spec.truncates == "always":
             if step.last_obs is None:
-                raise self._error(
-                    "everybody",
-                    "was told no last_obs, and the world declares truncates='always'; give the last "
-                    "observation of truncated episodes, or declare truncates='never'",
-                )
-            self._check_obs("last_obs", step.last_obs, self._told)
-
-    def _check_obs(self, name: str, obs: Seen, told: Seen) -> None:
-        if isinstance(told, TensorDictBase):
-            if not isinstance(obs, TensorDictBase) or set(obs.keys()) != set(told.keys()):
-                there = ", ".join(map(str, obs.keys())) if isinstance(obs, TensorDictBase) else _kind(obs)
-                want = ", ".join(map(str, told.keys()))
-                raise self._error(
-                    "everybody", f"was told {name} of {there}; it must be a TensorDict of {want}"
-                )
-            for key, leaf in told.items():
-                self._check_obs(f"{name}[{key!r}]", obs[key], cast("Seen", leaf))
-            return
-        shape = (self.agents, *told.shape[1:])
-        if not isinstance(obs, Tensor) or obs.shape != shape or not _same_kind(obs, told):
-            raise self._error(
-                "everybody", f"was told {name}={_kind(obs)}; the spec says {list(shape)} {told.dtype}"
-            )
+                fault = "there is no last_obs, and the world declares truncates='always'; give the last "
+                fault += "observation of truncated episodes, or declare truncates='never'"
+            else:
+                fault, _ = self._kinds.seen_fault(step.last_obs, "last_obs")
+        if fault:
+            raise self._error(fault)
+        return step
 
     def _looked_at(self, step: Step) -> Step:
         """Note whose row is wrong; where looking costs nothing, tell it at once."""
@@ -149,9 +115,9 @@ class Watched:
             self.settle()
         return step
 
-    def _error(self, who: str, story: str) -> ContractError:
+    def _error(self, story: str) -> ContractError:
         when = "reset()" if self._steps <= 0 else f"step {self._steps}"
-        return ContractError(f"World {self.name}, {when}: {who} {story}.")
+        return ContractError(f"World {self.name}, {when}: {story}.")
 
 
 def watched(world: World) -> World:
@@ -166,7 +132,9 @@ def settle(world: World) -> None:
 
 
 def _not_finite(obs: Seen) -> Bool[Tensor, " A"]:
-    masks = [~leaf.isfinite().flatten(1).all(1) for leaf in leaves_of(obs) if leaf.is_floating_point()]
+    masks = [
+        ~leaf.isfinite().reshape(len(leaf), -1).all(1) for leaf in leaves_of(obs) if leaf.is_floating_point()
+    ]
     if not masks:
         return torch.zeros(len(obs), dtype=torch.bool, device=leaves_of(obs)[0].device)
     return torch.stack(masks).any(0)
@@ -176,12 +144,3 @@ def _last_not_finite(step: Step) -> Bool[Tensor, " A"]:
     return (
         torch.zeros_like(step.first) if step.last_obs is None else step.truncated & _not_finite(step.last_obs)
     )
-
-
-def _same_kind(given: Tensor, told: Tensor) -> bool:
-    """Fractions may have any precision; all else is as the spec says."""
-    return given.dtype == told.dtype or (given.is_floating_point() and told.is_floating_point())
-
-
-def _kind(given: Any) -> str:
-    return f"{list(given.shape)} {given.dtype}" if isinstance(given, Tensor) else type(given).__name__

@@ -45,6 +45,7 @@ class VectorWorld:
             observation=self._sight.space,
             action=self._acts.space,
             truncates="always",
+            name=self.name,
         )
         seeds = draws.below(SEEDS, seed, draws.STREAM_WORLD, torch.arange(self.agents), 0).tolist()
         each = isinstance(self.env.unwrapped, SyncVectorEnv | AsyncVectorEnv)
