@@ -84,7 +84,7 @@ class Trainer(Knobs):
     """The loop."""
 
     total_timesteps: Count = Field(
-        default=50_000_000, ge=1, description="agent steps of the whole run, rounded up"
+        default=50_000_000, ge=1, description="agent steps of the whole run, rounded up to whole batches"
     )
     batch_size: Count = Field(
         default=524288, ge=1, le=2**40, description="steps collected before each update"

@@ -65,7 +65,7 @@ def _run(base: Config, config: Config, device: torch.device, command: str) -> Ru
 def _run_in(world: World, base: Config, config: Config, device: torch.device, command: str) -> Run:
     policy = build_policy(config, world, device)
     folder = create_folder(config, config.run or _name(config), command, policy)
-    console = RunConsole(config.iterations * config.trainer.batch_size)
+    console = RunConsole(config.iterations)
     _announce(console, base, config, folder)
     metrics: dict[str, int | float] = {"iteration": 0, "global_step": 0}
     finished = False
@@ -93,7 +93,7 @@ def iterations(config: Config, world: World, policy: LSTMWrapper) -> Iterator[di
     )
     adam = trainer.optimizer
     optimizer = torch.optim.Adam(policy.parameters(), betas=(adam.beta1, adam.beta2), eps=adam.eps)
-    begun = time.perf_counter()
+    begun, lived = time.perf_counter(), 0
     for iteration in range(config.iterations):
         before, progress = time.perf_counter(), iteration / config.iterations
         learning_rate = _anneal(adam.learning_rate, adam.learning_rate_end, progress)
@@ -112,12 +112,13 @@ def iterations(config: Config, world: World, policy: LSTMWrapper) -> Iterator[di
             rows=trainer.minibatch_size // trainer.bptt_horizon,
             seed=config.seed,
         )
-        now = time.perf_counter()
+        now, steps = time.perf_counter(), int(segments.steps["valid"].sum())
+        lived += steps
         yield {
             "iteration": iteration + 1,
-            "global_step": (iteration + 1) * trainer.batch_size,
+            "global_step": lived,
             "seconds": now - begun,
-            "charts/SPS": trainer.batch_size / (now - before),
+            "charts/SPS": steps / (now - before),
             "charts/learning_rate": learning_rate,
             "charts/ent_coef": ent_coef,
             **collector.episodes.take(),

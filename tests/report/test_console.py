@@ -12,7 +12,7 @@ RECIPE = find_recipe("recall")
 
 def numbers(step, error=1e-7, value_error=0.0, **more):
     errors = {"memory/replay_error": error, "memory/replay_value_error": value_error}
-    return {"global_step": float(step), "charts/SPS": 1234.0} | errors | more
+    return {"iteration": step // 100, "global_step": float(step), "charts/SPS": 1234.0} | errors | more
 
 
 @pytest.fixture
@@ -23,21 +23,21 @@ def screen():
 def test_plain_lines_tell_speed_return_and_time_left(screen, monkeypatch):
     clock = iter([0.0, 10.0])
     monkeypatch.setattr(console.time, "perf_counter", lambda: next(clock))
-    shown = RunConsole(4000, screen)
+    shown = RunConsole(40, screen)
     shown.show(numbers(1000, **{"charts/episodic_return": 0.5}))
     assert screen.file.getvalue() == (
-        "step 1,000 of 4,000 · 1,234 steps/s · return 0.500 · replay error 1e-07 ✓ · 30 s left\n"
+        "iteration 10 of 40 · step 1,000 · 1,234 steps/s · return 0.500 · replay error 1e-07 ✓ · 30 s left\n"
     )
 
 
 def test_lines_come_every_few_seconds_and_at_the_end(screen, monkeypatch):
     clock = iter([0.0, 1.0, 6.0, 7.0, 8.0])
     monkeypatch.setattr(console.time, "perf_counter", lambda: next(clock))
-    shown = RunConsole(400, screen)
+    shown = RunConsole(4, screen)
     for step in (100, 200, 300, 400):
         shown.show(numbers(step))
     lines = screen.file.getvalue().splitlines()
-    assert [line.split(" · ")[0] for line in lines] == ["step 200 of 400", "step 400 of 400"]
+    assert [line.split(" · ")[0] for line in lines] == ["iteration 2 of 4", "iteration 4 of 4"]
 
 
 def test_a_replay_that_differs_raises_the_alarm_once(screen):

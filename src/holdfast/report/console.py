@@ -17,9 +17,9 @@ LINE_EVERY_S = 5.0
 class RunConsole:
     """Shows a run while it goes on."""
 
-    def __init__(self, total_steps: int, console: Console | None = None) -> None:
+    def __init__(self, iterations: int, console: Console | None = None) -> None:
         self.console = console or Console(highlight=False, soft_wrap=True, emoji=False)
-        self.total = total_steps
+        self.total = iterations
         self._started = self._last_line = time.perf_counter()
         self._alarmed = False
         self._progress = Progress(
@@ -33,7 +33,7 @@ class RunConsole:
             refresh_per_second=4,
             disable=not self.console.is_terminal,
         )
-        self._task = self._progress.add_task("", total=total_steps)
+        self._task = self._progress.add_task("", total=iterations)
 
     def __enter__(self) -> "RunConsole":
         self._progress.start()
@@ -50,9 +50,9 @@ class RunConsole:
 
     def show(self, metrics: dict[str, int | float]) -> None:
         """Show where the run stands."""
-        steps = min(int(metrics["global_step"]), self.total)
+        done = int(metrics["iteration"])
         told = _summary(metrics)
-        self._progress.update(self._task, completed=steps, description=told)
+        self._progress.update(self._task, completed=done, description=told)
         error = _replay_error(metrics)
         if error > REPLAY_ALARM and not self._alarmed:
             self._alarmed = True
@@ -61,15 +61,15 @@ class RunConsole:
                 "The memory is wrong somewhere; run `holdfast check` on this policy."
             )
         now = time.perf_counter()
-        if not self.console.is_terminal and (now - self._last_line > LINE_EVERY_S or steps >= self.total):
+        if not self.console.is_terminal and (now - self._last_line > LINE_EVERY_S or done >= self.total):
             self._last_line = now
-            left = (now - self._started) / steps * (self.total - steps)
-            self.say(f"step {steps:,} of {self.total:,} · {told} · {left:.0f} s left")
+            left = (now - self._started) / done * (self.total - done)
+            self.say(f"iteration {done:,} of {self.total:,} · {told} · {left:.0f} s left")
 
 
 def _summary(metrics: dict[str, int | float]) -> str:
     error = _replay_error(metrics)
-    parts = [f"{metrics['charts/SPS']:,.0f} steps/s"]
+    parts = [f"step {metrics['global_step']:,.0f}", f"{metrics['charts/SPS']:,.0f} steps/s"]
     if "charts/episodic_return" in metrics:
         parts.append(f"return {metrics['charts/episodic_return']:.3f}")
     parts.append(f"replay error {error:.0e} {'✓' if error <= REPLAY_ALARM else '✗'}")

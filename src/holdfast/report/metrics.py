@@ -18,7 +18,7 @@ class Metric:
 
 # `NAME@WORLD` is the same number of one world of several.
 METRICS: dict[str, Metric] = {
-    "global_step": Metric("steps", "agent steps collected so far"),
+    "global_step": Metric("steps", "agent steps lived so far; rows in which nobody acts are not counted"),
     "iteration": Metric("count", "rollouts and updates so far"),
     "seconds": Metric("s", "wall-clock time since the run began"),
     "charts/SPS": Metric("steps/s", "agent steps a second over the last iteration"),
