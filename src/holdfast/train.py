@@ -1,5 +1,6 @@
 """The loop: collect, learn, report; then evaluate and save."""
 
+import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -66,7 +67,7 @@ def _run(base: Config, config: Config, device: torch.device, command: str) -> Ru
                 if stop:
                     break
             else:
-                scores = final_evaluation(config, policy, device)
+                scores = final_evaluation(config, policy, device, world.spec.crowd)
                 file.write({key: metrics[key] for key in ("iteration", "global_step")} | scores)
                 metrics, finished = metrics | scores, True
     finally:
@@ -115,10 +116,15 @@ def iterations(config: Config, world: World, policy: LSTMWrapper) -> Iterator[di
         }
 
 
-def final_evaluation(config: Config, policy: LSTMWrapper, device: torch.device) -> dict[str, int | float]:
-    """Play greedily on episodes the training never saw, with the memory intact and with it cleared."""
+def final_evaluation(
+    config: Config, policy: LSTMWrapper, device: torch.device, crowd: int
+) -> dict[str, int | float]:
+    """Play greedily on episodes the training never saw, with the memory intact and with it cleared.
+
+    Agents who share a place come in whole crowds.
+    """
     episodes = config.trainer.eval_episodes
-    agents = min(EVALUATION_AGENTS, episodes)
+    agents = math.ceil(min(EVALUATION_AGENTS, episodes) / crowd) * crowd
     unseen = build_world(config, device, agents=agents, seed=-1 - config.seed)
     return {
         "eval/return_mean": evaluate(policy, unseen, episodes=episodes).return_mean,
