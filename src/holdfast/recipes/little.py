@@ -11,16 +11,18 @@ def little(
     steps: int,
     hidden_size: int = 64,
     horizon: int = 16,
+    segments: int = 1,
     learning_rate_end: float = 1e-4,
 ) -> Config:
-    """`fast` with one layer of memory, and 16 steps of the optimiser for a segment of every agent."""
+    """`fast` with one layer of memory, and 16 steps of the optimiser for each rollout of a segment or two."""
+    batch_size = world.agents * horizon * segments
     return Config(
         world=world,
         policy=Policy(name="fast", hidden_size=hidden_size, num_layers=1),
         trainer=Trainer(
             total_timesteps=steps,
-            batch_size=world.agents * horizon,
-            minibatch_size=world.agents * horizon // 4,
+            batch_size=batch_size,
+            minibatch_size=batch_size // 4,
             bptt_horizon=horizon,
             update_epochs=4,
             optimizer=Optimizer(learning_rate=1e-3, learning_rate_end=learning_rate_end),
