@@ -8,6 +8,7 @@ from holdfast.config import change
 from holdfast.experience import as_batch
 from holdfast.recipes import find_recipe
 from holdfast.train import build_world
+from lived import anything, live, returns_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("annotations_asleep")]
 
@@ -34,8 +35,8 @@ def test_several_values_are_remembered_at_once(tmp_path):
     assert cleared <= 0.08
 
 
-# Half of the arms, a quarter of the time.
-SMALL_FORAGE = {"world__arms": 2, "trainer__total_timesteps": 100_000}
+# Half of the arms, a third of the time.
+SMALL_FORAGE = {"world__arms": 2, "trainer__total_timesteps": 150_000}
 
 
 def test_a_goal_is_remembered_over_trials(tmp_path):
@@ -49,25 +50,41 @@ def test_a_goal_is_not_remembered_if_trials_clear(tmp_path):
     assert -0.2 <= intact <= 0.08
 
 
-def values_of(policy, world):
-    """What a policy thinks every step of an episode is worth."""
+def lived_by(policy, world, steps):
+    """Let a policy act by chance; return what it was told, and what it thought that was worth."""
     policy.store.open({0: world.agents})
-    step, values = world.reset(), []
-    for _ in range(world.length):
+    agents, told, values = torch.arange(world.agents), [world.reset()], []
+    for t in range(steps):
         with torch.no_grad():
-            values.append(policy(as_batch(step, 0, torch.zeros(world.agents)))["values"])
-        step = world.step(torch.zeros(world.agents, dtype=torch.long))
-    return torch.stack(values, dim=1)
+            td = policy(as_batch(told[-1], 0, policy.actions.uniform(0, agents, t)))
+        told.append(world.step(td["actions"]))
+        values.append(td["values"])
+    return told, torch.stack(values, dim=1)
+
+
+def trained(folder, recipe, agents, **keys):
+    """Train, and build a world that the training never saw."""
+    keys = {key.replace("__", "."): value for key, value in keys.items()}
+    run = holdfast.train(recipe, {"run": "x", "runs_dir": str(folder), "trainer.eval_episodes": 1, **keys})
+    config = change(find_recipe(recipe), keys)
+    return run.policy, build_world(config, torch.device("cpu"), agents=agents, seed=-1), config
+
+
+def test_a_crowd_learns_to_gather(tmp_path):
+    keys = {"world__size": 20, "world__length": 60, "trainer__total_timesteps": 200_000}
+    policy, world, _ = trained(tmp_path, "arena", 240, **keys)
+    gathers, chance = (
+        float(returns_of(told, each=2).mean())
+        for told in (lived_by(policy, world, 120)[0], live(world, 120, anything(world)))
+    )
+    assert 1.5 * chance < gathers < world.return_at_most(2)
 
 
 @pytest.mark.parametrize("truncate", [False, True])
 def test_values_become_what_they_must_be(tmp_path, truncate):
-    keys = {"world.truncate": truncate}
-    run = holdfast.train("constant", {**keys, "run": "x", "runs_dir": str(tmp_path)})
-    config = change(find_recipe("constant"), keys)
-    world = build_world(config, torch.device("cpu"), agents=2, seed=1)
+    policy, world, config = trained(tmp_path, "constant", 2, world__truncate=truncate)
     gamma = config.trainer.ppo.gamma
     right = torch.tensor([world.value(gamma, elapsed) for elapsed in range(world.length)])
     assert float(right.min()) == (pytest.approx(1 / (1 - gamma)) if truncate else 1.0)
-    error = (values_of(run.policy, world) / right - 1).abs()
-    assert float(error.max()) <= 0.02
+    _, values = lived_by(policy, world, world.length)
+    assert float((values / right - 1).abs().max()) <= 0.02

@@ -10,7 +10,7 @@ def arena() -> Config:
         world=ArenaWorld(agents=192),
         policy=Policy(name="fast", num_layers=1),
         trainer=Trainer(
-            total_timesteps=500_000,
+            total_timesteps=1_500_000,
             batch_size=6144,
             minibatch_size=1536,
             bptt_horizon=16,
@@ -19,7 +19,7 @@ def arena() -> Config:
             eval_episodes=528,
             optimizer=Optimizer(learning_rate=1e-3, learning_rate_end=1e-4),
             ppo=PPO(
-                gamma=0.9,
+                gamma=0.95,
                 gae_lambda=0.9,
                 clip_coef=0.2,
                 vf_coef=0.5,
