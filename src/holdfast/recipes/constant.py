@@ -16,4 +16,4 @@ def constant() -> Config:
         # No action is better than another: normalised, what is left of advantages would be noise of size 1.
         norm_adv=False,
     )
-    return little(ConstantWorld(), ppo, steps=100_000, learning_rate_end=0.0)
+    return little(ConstantWorld(), ppo, steps=80_000, learning_rate_end=0.0)
