@@ -5,7 +5,7 @@ from holdfast.knobs import ArenaWorld
 
 
 def arena() -> Config:
-    """8 maps of 32 x 32 cells; what the best return is is not known, see `holdfast.worlds.arena`."""
+    """8 maps of 32 x 32 cells; the best return is not known: see `holdfast.worlds.arena`."""
     return Config(
         world=ArenaWorld(agents=192),
         policy=Policy(name="fast", num_layers=1),

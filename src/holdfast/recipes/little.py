@@ -12,9 +12,10 @@ def little(
     hidden_size: int = 64,
     horizon: int = 16,
     segments: int = 1,
+    minibatches: int = 4,
     learning_rate_end: float = 1e-4,
 ) -> Config:
-    """`fast` with one layer of memory, and 16 steps of the optimiser for each rollout of a segment or two."""
+    """`fast` with one layer of memory, and some 16 steps of the optimiser after each segment or two."""
     batch_size = world.agents * horizon * segments
     return Config(
         world=world,
@@ -22,7 +23,7 @@ def little(
         trainer=Trainer(
             total_timesteps=steps,
             batch_size=batch_size,
-            minibatch_size=batch_size // 4,
+            minibatch_size=batch_size // minibatches,
             bptt_horizon=horizon,
             update_epochs=4,
             optimizer=Optimizer(learning_rate=1e-3, learning_rate_end=learning_rate_end),
