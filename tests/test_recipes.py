@@ -19,5 +19,5 @@ def test_it_is_a_run_of_fast_in_its_world(name):
 
 
 def test_a_little_world_may_have_another_number_of_agents():
-    config = change(find_recipe("tmaze"), {"world.agents": 32})
+    config = change(find_recipe("n_back"), {"world.agents": 32})
     assert config.rollout_length == 32
