@@ -233,6 +233,13 @@ def test_python_takes_the_words_of_the_command_line(tmp_path):
     assert (config.world.name, config.policy.name, config.iterations) == ("recall", "auto", 1)
 
 
+def test_a_world_of_crowds_is_evaluated_too(tmp_path):
+    sizes = {"world__agents": 24, "world__length": 4, "world__size": 12, "trainer__batch_size": 192}
+    run = tiny_train(tmp_path, world="arena", trainer__total_timesteps=192, **sizes)
+    assert run.finished
+    assert 0 <= run.metrics["eval/return_mean"] <= 4
+
+
 def test_a_run_asked_to_stop_while_it_is_evaluated_is_a_finished_one(tmp_path, monkeypatch):
     module = sys.modules["holdfast.train"]
     evaluation = module.final_evaluation

@@ -1,5 +1,6 @@
 """The loop: collect, learn, report; then evaluate and save."""
 
+import math
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -112,13 +113,12 @@ def iterations(config: Config, world: World, policy: LSTMWrapper) -> Iterator[di
             rows=trainer.minibatch_size // trainer.bptt_horizon,
             seed=config.seed,
         )
-        now, steps = time.perf_counter(), int(segments.steps["valid"].sum())
-        lived += steps
+        now, lived = time.perf_counter(), lived + segments.lived
         yield {
             "iteration": iteration + 1,
             "global_step": lived,
             "seconds": now - begun,
-            "charts/SPS": steps / (now - before),
+            "charts/SPS": segments.lived / (now - before),
             "charts/learning_rate": learning_rate,
             "charts/ent_coef": ent_coef,
             **collector.episodes.take(),
@@ -137,8 +137,8 @@ def final_evaluation(config: Config, policy: LSTMWrapper, device: torch.device) 
     scores: dict[str, int | float] = {}
     for label, knobs in {"": config.world, **others}.items():
         episodes = config.trainer.eval_episodes
-        crowd = crowd_of(knobs)
-        agents = max(1, min(EVALUATION_AGENTS, episodes) // crowd) * crowd
+        crowd, worlds = crowd_of(knobs), len(knobs.parts) if isinstance(knobs, MixtureKnobs) else 1
+        agents = max(worlds, math.ceil(min(EVALUATION_AGENTS, episodes) / crowd)) * crowd
         with closing_world(_build(knobs, device, agents=agents, seed=-1 - config.seed)) as unseen:
             for name, memory in EVALUATIONS.items():
                 found = evaluate(policy, unseen, episodes=episodes, memory=memory)

@@ -1,7 +1,9 @@
+import pytest
 import torch
 
 from holdfast.worlds import make_world
 from holdfast.worlds.arena import CROWD, VIEW
+from holdfast.worlds.oracles import FAR, Gathers, steps_to
 from lived import anything, live, returns_of, stacked
 
 SIZE = 14
@@ -122,26 +124,58 @@ def test_a_crowd_begins_and_ends_together_and_maps_are_out_of_step():
     assert len({each[0] for each in starts}) > 5
 
 
-class Forager:
-    """Goes towards the nearest ripe thing it sees, around no corners; else anywhere."""
-
-    def __init__(self, world):
-        self.else_ = anything(world)
-
-    def __call__(self, obs, first):
-        row, column = (obs[..., 0] >> 4).int() - VIEW, (obs[..., 0] & 15).int() - VIEW
-        far = torch.where(obs[..., 1] == 1, row.abs() + column.abs(), 99)
-        nearest = far.argmin(1, keepdim=True)
-        row, column = row.gather(1, nearest)[:, 0], column.gather(1, nearest)[:, 0]
-        go = torch.where(row.abs() > column.abs(), torch.where(row < 0, 1, 2), torch.where(column < 0, 3, 4))
-        chance = self.else_(obs, first)
-        return torch.where((far.amin(1) < 99) & (chance > 0), go, chance)
+@pytest.mark.parametrize("options", [{}, {"size": 12, "resources": 60, "regrow": 3}, {"truncate": True}])
+def test_the_best_lies_between_the_script_and_the_bound(options):
+    world = make_world("arena", agents=96, **{"size": 24, "length": 60, **options})
+    script, chance = (returns_of(live(world, 180, act(world)), each=3).mean() for act in (Gathers, anything))
+    assert 1.5 * chance < script < world.return_at_most(3)
+    assert script > 0.4 * world.return_at_most(3)
 
 
-def test_who_looks_collects_more_than_who_does_not():
-    world = make_world("arena", agents=96, size=24, walls=10, length=60)
-    looks, does_not = (returns_of(live(world, 130, act)).mean() for act in (Forager(world), anything(world)))
-    assert looks > 1.5 * does_not > 0
+def taken_by_who_could_jump(grows, steps, regrow):
+    """What 24 take who need no way: each step as many of the ripe things as they are."""
+    ripe_at, taken = [0] * grows, 0
+    for now in range(steps):
+        for thing in [thing for thing, when in enumerate(ripe_at) if when <= now][:CROWD]:
+            ripe_at[thing], taken = now + regrow, taken + 1
+    return taken
+
+
+@pytest.mark.parametrize(
+    ("resources", "regrow", "length"), [(10, 7, 30), (80, 3, 20), (30, 2, 9), (50, 50, 40)]
+)
+def test_the_bound_is_what_those_would_take_who_need_no_way(resources, regrow, length):
+    options = {"size": 12, "resources": resources, "regrow": regrow, "length": length}
+    world = make_world("arena", agents=24 * 5, **options)
+    grows = (world._fresh > 0).sum(1).tolist()
+    assert len(set(grows)) > 1
+    told = live(world, length, anything(world))
+    lengths = [int(each.nonzero()[1]) for each in stacked(told, "first")[:, ::CROWD].T]
+    assert lengths == world.first_lengths().tolist()
+    first, whole = (
+        sum(taken_by_who_could_jump(*each, regrow) for each in zip(grows, steps, strict=True)) / world.agents
+        for steps in (lengths, [length] * 5)
+    )
+    assert world.return_at_most(1) == pytest.approx(first)
+    assert world.return_at_most(4) == pytest.approx((first + 3 * whole) / 4)
+
+
+def test_the_bound_is_reached_where_everything_is_always_ripe():
+    world = make_world("arena", agents=48, size=12, walls=0, resources=100, regrow=1, length=8)
+    stays = live(world, 24, lambda obs, first: torch.zeros(48, dtype=torch.long))
+    assert float(returns_of(stays, each=3).mean()) == pytest.approx(world.return_at_most(3))
+
+
+def test_the_script_walks_around_walls():
+    wall, goal = torch.zeros(1, 11, 11, dtype=torch.bool), torch.zeros(1, 11, 11, dtype=torch.bool)
+    goal[0, 5, 7], wall[0, 1:, 6] = True, True
+    far = steps_to(goal, wall)
+    # Up over the wall and down again; the wall itself is no way.
+    assert far[0, 5, 5] == 2 + 5 + 5
+    assert far[0, 5, 8] == 1
+    assert (far[wall] == FAR).all()
+    wall[0, 0, 6] = True
+    assert steps_to(goal, wall)[0, 5, 5] == FAR
 
 
 def test_nothing_grows_where_nothing_is_to_grow():

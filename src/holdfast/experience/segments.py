@@ -27,6 +27,11 @@ class Segments:
     def __len__(self) -> int:
         return len(self.steps)
 
+    @property
+    def lived(self) -> int:
+        """How many steps somebody acted in."""
+        return int(self.steps["valid"].sum())
+
     def rows(self, index: Int[Tensor, " rows"]) -> "Segments":
         """Take some rows."""
         return Segments(self.steps[index], self.entry[index], self.tail[index], self.version)

@@ -4,11 +4,37 @@ from collections.abc import Callable
 
 from holdfast.config import Config
 from holdfast.errors import ConfigError, did_you_mean
+from holdfast.recipes.arena import arena
+from holdfast.recipes.balance import cartpole
+from holdfast.recipes.constant import constant
+from holdfast.recipes.forage import forage
+from holdfast.recipes.key_value import key_value
+from holdfast.recipes.n_back import n_back
+from holdfast.recipes.parity import parity
+from holdfast.recipes.popgym import popgym_cartpole, popgym_repeat_first
+from holdfast.recipes.ragged import ragged
 from holdfast.recipes.recall import recall
+from holdfast.recipes.repeat_first import repeat_first
+from holdfast.recipes.tmaze import tmaze
 
 __all__ = ["DEFAULT", "RECIPES", "find_recipe"]
 
-RECIPES: dict[str, Callable[[], Config]] = {"recall": recall}
+RECIPES: dict[str, Callable[[], Config]] = {
+    "recall": recall,
+    "repeat_first": repeat_first,
+    "n_back": n_back,
+    "tmaze": tmaze,
+    "key_value": key_value,
+    "parity": parity,
+    "forage": forage,
+    "arena": arena,
+    "ragged": ragged,
+    "constant": constant,
+    "cartpole": cartpole,
+    "popgym_repeat_first": popgym_repeat_first,
+    "popgym_cartpole": popgym_cartpole,
+}
+"""One for each world on tensors, by its name; and some of Gymnasium's."""
 DEFAULT = "recall"
 
 

@@ -29,7 +29,8 @@ class Arena(Embedded):
     With `truncate`, episodes end by truncation, at the price of showing everything twice.
 
     It measures speed, and no memory: what the best return is depends on 24 agents and the map, is not
-    known, and not in its spec. An agent's row depends on its map only, never on how many maps there are.
+    known, and not in its spec. It lies between what a script gets, `holdfast.worlds.oracles.Gathers`, and
+    what grows, `return_at_most`. An agent's row depends on its map only, never on how many maps there are.
 
     Time is told by the steps that are left: a cell is ripe if no more are left than stands in it.
     """
@@ -105,11 +106,34 @@ class Arena(Embedded):
         self._moves = torch.tensor([0, *(r * width + c for r, c in MOVES.values())], device=device)
         self._earlier = torch.ones(CROWD, CROWD, dtype=torch.bool, device=device).tril(-1)
 
+    def return_at_most(self, episodes: int) -> float:
+        """Bound the mean return of every agent's first `episodes` episodes from above.
+
+        Something that grows is taken at most once in any `regrow` steps, and nobody takes more than one thing
+        a step. So of a map where n things grow, 24 agents take at most min(n, 24 r) in any r <= regrow steps
+        that follow each other. An episode is whole stretches of `regrow` steps and a shorter one: its crowd
+        takes at most the sum of these, and the mean return of its agents is at most that over 24. Ways
+        are not counted, so the best return is lower. First episodes are as short as `first_lengths` says.
+        """
+        first, whole = self.first_lengths(), torch.full_like(self._map, self.length)
+        crowds = self._taken_at_most(first) + (episodes - 1) * self._taken_at_most(whole)
+        return float(crowds.double().mean()) / CROWD / episodes
+
+    def first_lengths(self) -> Int[Tensor, " maps"]:
+        """Say how many steps the first episode of each map has."""
+        return 1 + draws.below(self.length, self.seed, draws.STREAM_WORLD, self._map, 0)
+
+    def _taken_at_most(self, steps: Int[Tensor, " maps"]) -> Int[Tensor, " maps"]:
+        """Bound what each map's crowd takes in an episode of so many steps."""
+        grows = (self._fresh > 0).sum(1)
+        stretches, rest = steps // self.regrow, steps % self.regrow
+        return stretches * grows.clamp(max=CROWD * self.regrow) + torch.minimum(grows, CROWD * rest)
+
     def _begin(self, who: Bool[Tensor, " A"]) -> None:
         left, turn = self.length, self._turn + CROWD
         if self._opening:
             where = (self.seed, draws.STREAM_WORLD, self._map[:, None])
-            left, turn = 1 + draws.below(self.length, *where, 0).int(), draws.below(LONG, *where, 1)
+            left, turn = self.first_lengths()[:, None].int(), draws.below(LONG, *where, 1)
         crowd = who.unflatten(0, (-1, CROWD))[:, :1]
         self._left = torch.where(crowd, left, self._left)
         self._turn = torch.where(crowd, turn, self._turn)

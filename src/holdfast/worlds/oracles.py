@@ -1,4 +1,7 @@
-"""Oracles: scripts that see what a policy sees, remember what they must, and play their world at its best."""
+"""Oracles: scripts that see what a policy sees, remember what they must, and play their world at its best.
+
+One is none: the best of `arena` is not known; it lies between what `Gathers` gets and a bound.
+"""
 
 from collections import deque
 from collections.abc import Callable
@@ -6,8 +9,11 @@ from collections.abc import Callable
 import torch
 
 from holdfast.shapes import Bool, Int, Tensor, UInt8
+from holdfast.worlds import draws
+from holdfast.worlds.arena import VIEW, Arena
 from holdfast.worlds.forage import Forage
 from holdfast.worlds.key_value import KeyValue
+from holdfast.worlds.maze import MOVES
 from holdfast.worlds.n_back import NBack
 from holdfast.worlds.step import World
 from holdfast.worlds.tokens import PADDING, pack_location
@@ -135,6 +141,77 @@ class Searches:
         return arm
 
 
+FAR = 1000
+"""More steps than any way through a window has."""
+
+
+def steps_to(goal: Bool[Tensor, "A R C"], wall: Bool[Tensor, "A R C"]) -> Int[Tensor, "A R C"]:
+    """Count the steps from every cell to the nearest goal, around walls; FAR where no way is seen."""
+    shut = torch.where(wall, FAR, 0).short()
+    near = torch.where(goal, 0, FAR).short().maximum(shut)
+    while True:
+        far, near = near, near.clone()
+        for axis in (1, 2):
+            size = near.shape[axis] - 1
+            for one, other in ((0, 1), (1, 0)):
+                here, beside = near.narrow(axis, one, size), near.narrow(axis, other, size)
+                here.copy_(torch.minimum(here, beside + 1).maximum(shut.narrow(axis, one, size)))
+        if torch.equal(near, far):
+            return far
+
+
+class Gathers:
+    """Walks to the nearest ripe thing it sees, around walls: `arena`.
+
+    What another agent in sight is nearer to is left to that one, unless there is nothing else. Who sees
+    nothing ripe walks on to the edge of what it sees, in the direction it holds, and turns where no way
+    leads there. It is a good player, and not the best there is: it does not remember what grows where.
+    """
+
+    def __init__(self, world: Arena) -> None:
+        self._seed, self._agent, self._clock = world.seed, torch.arange(world.agents), 0
+        self._heading = self._chance(4, 0)
+        middle, last = VIEW, 2 * VIEW
+        cells = torch.arange(last + 1)
+        row, column = cells[:, None].expand(-1, last + 1), cells.expand(last + 1, -1)
+        self._here = (row == middle) & (column == middle)
+        self._edges = torch.stack([row == 0, row == last, column == 0, column == last])
+
+    def _chance(self, limit: int, which: int) -> Act:
+        return draws.below(limit, self._seed, draws.STREAM_ACTION, self._agent, 2 * self._clock + which)
+
+    def __call__(self, obs: Seen, first: Bool[Tensor, " A"]) -> Act:
+        """Take a step on the shortest way to what it wants; the first action is to stay."""
+        self._clock += 1
+        wall, ripe, agents = (self._cells(obs, feature) for feature in range(3))
+        mine, theirs = steps_to(self._here & ~wall, wall), steps_to(agents & ~self._here, wall)
+        ripe &= mine < FAR
+        free = ripe & (mine < theirs)
+        wanted = torch.where(free.any((1, 2), keepdim=True), free, ripe)
+        nearest = torch.where(wanted, mine, FAR).amin((1, 2), keepdim=True)
+        goal = torch.where(nearest < FAR, wanted & (mine == nearest), self._ahead(mine))
+        way = steps_to(goal, wall)
+        beside = [way[:, VIEW + r, VIEW + c] for r, c in MOVES.values()]
+        best = torch.stack(beside, dim=1)
+        return torch.where(best.amin(1) < FAR, 1 + best.argmin(1), 0)
+
+    def _ahead(self, mine: Int[Tensor, "A R C"]) -> Bool[Tensor, "A R C"]:
+        """Choose where to wander; who cannot go on turns."""
+        ahead = self._edges[self._heading] & (mine < FAR)
+        stuck = ~ahead.any(2).any(1) | (self._chance(50, 1) == 0)
+        self._heading = torch.where(stuck, self._chance(4, 0), self._heading)
+        return self._edges[self._heading] & (mine < FAR)
+
+    def _cells(self, obs: Seen, feature: int) -> Bool[Tensor, "A R C"]:
+        """Lay the tokens of a feature out as the window."""
+        place, size = obs[..., 0].long(), 2 * VIEW + 1
+        there = (obs[..., 1] == feature) & (place != PADDING)
+        # Everything else is laid into a cell that is cut off.
+        index = torch.where(there, (place >> 4) * size + (place & 15), size * size)
+        flat = torch.zeros(len(obs), size * size + 1, dtype=torch.bool).scatter_(1, index, True)
+        return flat[:, :-1].unflatten(1, (size, size))
+
+
 class DoesAnything:
     """Needs to do nothing: `constant`."""
 
@@ -157,4 +234,5 @@ ORACLES: dict[str, Callable[..., Callable[[Tensor, Tensor], Tensor]]] = {
     "ragged": NamesTheCue,
     "constant": DoesAnything,
 }
-"""Each is built for a world and called as `oracle(obs, first) -> actions`; `arena` has no known best."""
+"""Each is built for a world and called as `oracle(obs, first) -> actions`; the best of `arena` is not
+known, and `Gathers` is not among them."""

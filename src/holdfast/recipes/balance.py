@@ -1,0 +1,36 @@
+"""Recipes of poles that must be balanced by who sees places and not speeds."""
+
+from holdfast.config import PPO, Config, Optimizer, Policy, Trainer
+from holdfast.knobs import WorldKnobs
+from holdfast.which_world import GymKnobs
+
+
+def balance(world: WorldKnobs, *, steps: int) -> Config:
+    """`fast` with one layer of memory; what is done now tells for a hundred steps."""
+    return Config(
+        world=world,
+        policy=Policy(name="fast", num_layers=1),
+        trainer=Trainer(
+            total_timesteps=steps,
+            batch_size=world.agents * 64,
+            minibatch_size=world.agents * 16,
+            bptt_horizon=64,
+            update_epochs=4,
+            eval_episodes=100,
+            optimizer=Optimizer(learning_rate=2e-3, learning_rate_end=2e-4),
+            ppo=PPO(
+                gamma=0.99,
+                gae_lambda=0.95,
+                clip_coef=0.2,
+                vf_coef=0.5,
+                clip_vloss=False,
+                ent_coef=0.005,
+                ent_coef_end=0.0,
+            ),
+        ),
+    )
+
+
+def cartpole() -> Config:
+    """CartPole-v1 with its speeds hidden: best 500."""
+    return balance(GymKnobs(name="gym:CartPole-v1", keep=(0, 2)), steps=250_000)

@@ -1,0 +1,20 @@
+"""Recipes of popgym: name what was seen first, and balance a pole whose speed is hidden."""
+
+from holdfast.config import Config
+from holdfast.recipes.balance import balance
+from holdfast.recipes.little import answers, little
+from holdfast.which_world import GymKnobs
+
+
+def popgym_repeat_first() -> Config:
+    """RepeatFirstEasy as it is: no action before it, no start marker; -0.5 without memory, best 1.0.
+
+    Episodes have 51 steps and segments 16: only who carries and clears right learns it.
+    """
+    world = GymKnobs(name="popgym:RepeatFirstEasy")
+    return little(world, answers(), steps=300_000, eval_episodes=250)
+
+
+def popgym_cartpole() -> Config:
+    """PositionOnlyCartPoleEasy, 200 steps: best 1.0."""
+    return balance(GymKnobs(name="popgym:PositionOnlyCartPoleEasy"), steps=250_000)

@@ -1,0 +1,45 @@
+"""Slow: real environments of other people are learnt by remembering, whatever their way to restart."""
+
+import json
+
+import pytest
+
+import holdfast
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("annotations_asleep")]
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("recipe", "without"), [("popgym_repeat_first", -0.4), ("popgym_cartpole", 0.75)], ids=str
+)
+def test_popgym_is_learnt_by_remembering(tmp_path, recipe, without, seed):
+    run = holdfast.train(recipe, {"seed": seed, "run": "x", "runs_dir": str(tmp_path)})
+    assert run.metrics["eval/return_mean"] >= 0.97
+    assert run.metrics["eval/return_mean_memory_cleared"] <= without
+    assert run.metrics["memory/replay_error"] <= 1e-5
+
+
+def lines_of(folder, mode):
+    keys = {"world.autoreset": mode, "run": mode, "runs_dir": str(folder), "trainer.eval_episodes": 50}
+    run = holdfast.train("cartpole", {**keys, "trainer.total_timesteps": 60_000})
+    return [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_every_way_to_restart_is_the_same_training(tmp_path):
+    same, after, off = (lines_of(tmp_path, mode) for mode in ("same_step", "next_step", "disabled"))
+    clocks = ("seconds", "charts/SPS")
+    # Told the same, the same is learnt, to the last bit.
+    assert [{k: v for k, v in line.items() if k not in clocks} for line in same] == [
+        {k: v for k, v in line.items() if k not in clocks} for line in off
+    ]
+    for lines in (same, after):
+        *updates, scores = lines
+        assert max(line["memory/replay_error"] for line in updates) <= 1e-5
+        for line in updates:
+            # Every step pays 1, so a return is the number of steps that counted.
+            assert line["charts/episodic_return"] == pytest.approx(line["charts/episodic_length"], abs=1e-6)
+        assert scores["eval/return_mean"] >= 60
+    # A row that is dead is not counted.
+    dead = same[-1]["global_step"] - after[-1]["global_step"]
+    assert dead == pytest.approx(sum(line["charts/episodes"] for line in after[:-1]), abs=64)
