@@ -20,7 +20,7 @@ from holdfast.keep import RunFolder, create_folder, listening_for_stop
 from holdfast.knobs import WorldKnobs
 from holdfast.learn import update
 from holdfast.policies import LSTMWrapper, PurePolicy, make_policy
-from holdfast.recipes import DEFAULT, find_recipe
+from holdfast.recipes import find_recipe, recipe_for
 from holdfast.report import MetricsFile, RunConsole, difference
 from holdfast.which_world import MixtureKnobs
 from holdfast.worlds import World, WorldSpec, closing_world, crowd_of, make_world, options_of
@@ -46,28 +46,29 @@ class Run:
     """False if somebody stopped it."""
 
 
-def train(recipe: str = DEFAULT, overrides: Mapping[str, Any] | None = None, *, command: str = "") -> Run:
-    """Train as a recipe says, with some keys changed, and return what came of it."""
-    base = find_recipe(recipe)
+def train(recipe: str | None = None, overrides: Mapping[str, Any] | None = None, *, command: str = "") -> Run:
+    """Train as a recipe says, with some keys changed, and return what came of it; none: the world's own."""
+    world = (overrides or {}).get("world", (overrides or {}).get("world.name"))
+    recipe = recipe or recipe_for(world)
     command = command or f"holdfast.train({recipe!r}, {dict(overrides or {})!r})"
-    config = change(base, overrides or {})
+    config = change(find_recipe(recipe), overrides or {})
     device = pick_device(config)
     if config.threads:
         torch.set_num_threads(config.threads)
     with _own_randomness(config.seed, device):
-        return _run(base, config, device, command)
+        return _run(recipe, config, device, command)
 
 
-def _run(base: Config, config: Config, device: torch.device, command: str) -> Run:
+def _run(recipe: str, config: Config, device: torch.device, command: str) -> Run:
     with closing_world(build_world(config, device, agents=config.world.agents, seed=config.seed)) as world:
-        return _run_in(world, base, config, device, command)
+        return _run_in(world, recipe, config, device, command)
 
 
-def _run_in(world: World, base: Config, config: Config, device: torch.device, command: str) -> Run:
+def _run_in(world: World, recipe: str, config: Config, device: torch.device, command: str) -> Run:
     policy = build_policy(config, world, device)
     folder = create_folder(config, config.run or _name(config), command, policy)
     console = RunConsole(config.iterations)
-    _announce(console, base, config, folder)
+    _announce(console, recipe, config, folder)
     metrics: dict[str, int | float] = {"iteration": 0, "global_step": 0}
     finished = False
     try:
@@ -206,19 +207,20 @@ def _name(config: Config) -> str:
     return f"{plain}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
-def _announce(console: RunConsole, base: Config, config: Config, folder: RunFolder) -> None:
+def _announce(console: RunConsole, recipe: str, config: Config, folder: RunFolder) -> None:
     wanted = config.run
     if wanted and folder.path.name != wanted:
         console.say(f"{config.runs_dir}/{wanted} exists and is left alone; this run is {folder.path.name}.")
     console.say(
         f"run {folder.path} · {config.world.name} · {config.world.agents} agents · "
-        f"{config.iterations} iterations of {config.trainer.batch_size:,} steps · seed {config.seed}"
+        f"{config.iterations} iterations of {config.trainer.batch_size:,} steps · seed {config.seed} · "
+        f"recipe {recipe}"
     )
     if config.trainer.num_workers > 1:
         console.say(
             f"trainer.num_workers={config.trainer.num_workers}: {config.world.name} runs in this process; no "
             "workers are started."
         )
-    changed = difference(base, config)
+    changed = difference(find_recipe(recipe), config)
     if changed is not None:
         console.console.print(changed)

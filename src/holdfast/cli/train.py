@@ -9,7 +9,7 @@ from rich.table import Column, Table
 from holdfast.cli.keys import parse_words
 from holdfast.config import keys_of
 from holdfast.knobs import WORLD_KNOBS
-from holdfast.recipes import DEFAULT, RECIPES, find_recipe
+from holdfast.recipes import DEFAULT, ELSEWHERE, RECIPES, find_recipe
 from holdfast.report import lookup
 from holdfast.train import Run, train
 from holdfast.which_world import MIXTURE, GymKnobs, MixtureKnobs
@@ -22,7 +22,7 @@ def run_train(words: Sequence[str]) -> int:
         return 0
     recipe, keys = parse_words(words)
     command = shlex.join(["holdfast", "train", *words])
-    run = train(recipe or DEFAULT, keys, command=command)
+    run = train(recipe, keys, command=command)
     _print_result(run)
     return 0 if run.finished else 1
 
@@ -50,7 +50,11 @@ def _print_result(run: Run) -> None:
 def _print_help() -> None:
     out = Console(highlight=False, markup=False, emoji=False)
     out.print("usage: holdfast train [RECIPE] key=value ...\n")
-    out.print(f"Recipes: {', '.join(RECIPES)} (default: {DEFAULT}). Whole numbers may be 1e6 or 5_000.")
+    out.print(f"Recipes: {', '.join(RECIPES)}.")
+    out.print(
+        f"Without one it is that of world=NAME, {ELSEWHERE} for worlds of others, else {DEFAULT}. "
+        "Whole numbers may be 1e6 or 5_000."
+    )
     out.print(
         "policy=NAME means policy.name=NAME, and so does py_agent=NAME; world=NAME means world.name=NAME."
     )

@@ -17,7 +17,7 @@ from holdfast.recipes.recall import recall
 from holdfast.recipes.repeat_first import repeat_first
 from holdfast.recipes.tmaze import tmaze
 
-__all__ = ["DEFAULT", "RECIPES", "find_recipe"]
+__all__ = ["DEFAULT", "ELSEWHERE", "RECIPES", "find_recipe", "recipe_for"]
 
 RECIPES: dict[str, Callable[[], Config]] = {
     "recall": recall,
@@ -36,6 +36,15 @@ RECIPES: dict[str, Callable[[], Config]] = {
 }
 """One for each world on tensors, by its name; and some of Gymnasium's."""
 DEFAULT = "recall"
+ELSEWHERE = "cartpole"
+"""Where to begin in worlds that nobody has tuned anything for."""
+
+
+def recipe_for(world: str | None) -> str:
+    """Say which recipe is meant where none is named: that of the world, if it has one."""
+    if world in RECIPES:
+        return world
+    return ELSEWHERE if world is not None and ":" in world else DEFAULT
 
 
 def find_recipe(name: str) -> Config:
