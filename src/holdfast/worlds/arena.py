@@ -71,7 +71,7 @@ class Arena(Embedded):
         self._lay_out(size, walls, resources)
         self._look_out(size + 2 * VIEW)
         self._left, self._turn = torch.zeros_like(self._free, dtype=torch.int32), torch.zeros_like(self._free)
-        self._at, self._ripe = self._spots[:, :CROWD], self._fresh.clone()
+        self._at, self._ripe = self._spots[:, :CROWD].clone(), self._fresh.clone()
 
     def _lay_out(self, size: int, walls: int, resources: int) -> None:
         """Draw the maps: the ground, what grows on it, and the cells where agents may begin."""
@@ -130,22 +130,22 @@ class Arena(Embedded):
         return stretches * grows.clamp(max=CROWD * self.regrow) + torch.minimum(grows, CROWD * rest)
 
     def _begin(self, who: Bool[Tensor, " A"]) -> None:
-        left, turn = self.length, self._turn + CROWD
-        if self._opening:
-            where = (self.seed, draws.STREAM_WORLD, self._map[:, None])
-            left, turn = self.first_lengths()[:, None].int(), draws.below(LONG, *where, 1)
         crowd = who.unflatten(0, (-1, CROWD))[:, :1]
-        self._left = torch.where(crowd, left, self._left)
-        self._turn = torch.where(crowd, turn, self._turn)
+        # In place, here and below: what is written where it was read needs no copy.
+        if self._opening:
+            self._left.copy_(self.first_lengths()[:, None])
+            self._turn.copy_(draws.below(LONG, self.seed, draws.STREAM_WORLD, self._map[:, None], 1))
+        else:
+            self._left.masked_fill_(crowd, self.length)
+            self._turn.add_(crowd, alpha=CROWD)
         spot = self._spots.gather(1, (self._turn + self._slot) % self._free)
-        self._at = torch.where(crowd, spot, self._at)
-        # In place: maps are large.
+        torch.where(crowd, spot, self._at, out=self._at)
         torch.where(crowd, self._fresh, self._ripe, out=self._ripe)
 
     def _act(self, actions: Int[Tensor, " A"]) -> Told:
         there = self._at + self._moves[actions.long()].view_as(self._at)
-        self._at = torch.where(self._blocked[there], self._at, there)
-        self._left = self._left - 1
+        torch.where(self._blocked[there], self._at, there, out=self._at)
+        self._left -= 1
         flat, at = self._ripe.view(-1), self._at.flatten()
         since = flat[at].view_as(self._at)
         ripe = since >= self._left

@@ -89,7 +89,7 @@ class Embedded(ABC):
         return self._recorded.step(actions)
 
     def _advance(self, actions: Int[Tensor, " A"]) -> Step:
-        self._clock = self._clock + 1
+        self._clock += 1
         told, last = self._act(actions), None
         if self.truncate:
             seen = self._look(self._nobody) if told.last is None else told.last

@@ -49,8 +49,9 @@ class KeyValue(Embedded):
         )
         super().__init__(agents, spec, seed=seed, device=device)
         self._count = torch.arange(pairs, device=self._agent.device)
-        self._keys = self._value = torch.zeros(agents, pairs, dtype=torch.long, device=self._agent.device)
-        self._asked_keys = self._keys
+        self._value = torch.zeros(agents, pairs, dtype=torch.long, device=self._agent.device)
+        # The keys in the order in which they are shown, then in that in which they are asked.
+        self._keys = torch.zeros(agents, 2 * pairs, dtype=torch.long, device=self._agent.device)
         self._age = self._asks = torch.zeros_like(self._agent)
         self._views = self._view_table()
 
@@ -73,8 +74,7 @@ class KeyValue(Embedded):
         order = _order(torch.stack([drawn >> 42, drawn >> 21], dim=1) & PART)
         value = ((drawn & PART) * self.values) >> PART.bit_length()
         many = who[:, None]
-        self._keys = torch.where(many, order[:, 0], self._keys)
-        self._asked_keys = torch.where(many, order[:, 1], self._asked_keys)
+        self._keys = torch.where(many, order.flatten(1), self._keys)
         self._value = torch.where(many, value, self._value)
         self._asks = torch.where(who, asks, self._asks)
         self._age = torch.where(who, 0, self._age)
@@ -82,7 +82,7 @@ class KeyValue(Embedded):
     def _key(self) -> Int[Tensor, " A"]:
         """Say which key is shown or asked now."""
         t = self._age.clamp(max=2 * self.pairs - 1)[:, None]
-        return torch.cat([self._keys, self._asked_keys], dim=1).gather(1, t)[:, 0]
+        return self._keys.gather(1, t)[:, 0]
 
     def _act(self, actions: Int[Tensor, " A"]) -> Told:
         right = actions == self._value.gather(1, self._key()[:, None])[:, 0]
