@@ -13,7 +13,12 @@ def test_there_is_one_for_every_world():
 @pytest.mark.parametrize("name", RECIPES)
 def test_it_is_a_run_of_fast_in_its_world(name):
     config = find_recipe(name)
-    assert config.world.name == name or config.world.name.startswith(("gym:", "popgym:"))
+    assert config.world.name == name or name in (
+        "general",
+        "cartpole",
+        "popgym_repeat_first",
+        "popgym_cartpole",
+    )
     assert config.policy.name == "fast"
     assert config == change(config, {})
 
@@ -29,8 +34,8 @@ def test_a_little_world_may_have_another_number_of_agents():
         (None, "recall"),
         ("tmaze", "tmaze"),
         ("mixture", "recall"),
-        ("gym:CartPole-v1", "cartpole"),
-        ("mine.world:World", "cartpole"),
+        ("gym:CartPole-v1", "general"),
+        ("mine.world:World", "general"),
     ],
 )
 def test_a_world_has_its_own_recipe_where_none_is_named(world, recipe):

@@ -179,7 +179,8 @@ def test_the_seed_decides_every_draw_and_the_evaluation_sees_other_episodes(tmp_
     monkeypatch.setattr(draws, "bits", witness)
     tiny_train(tmp_path, seed=7, trainer__total_timesteps=256)
     training = {(7, draws.STREAM_WORLD), (7, draws.STREAM_ACTION), (7, draws.STREAM_MINIBATCH)}
-    assert drawn == training | {(-8, draws.STREAM_WORLD)}
+    unseen = draws.seed_of(7, draws.STREAM_UNSEEN)
+    assert drawn == training | {(unseen, draws.STREAM_WORLD), (7, draws.STREAM_UNSEEN)}
 
 
 def test_training_leaves_the_global_generator_alone(tmp_path):
@@ -233,6 +234,13 @@ def test_python_takes_the_words_of_the_command_line(tmp_path):
     assert (config.world.name, config.policy.name, config.iterations) == ("recall", "auto", 1)
 
 
+def test_another_seed_that_nothing_refuses_is_derived_from_a_seed():
+    found = {draws.seed_of(seed, draws.STREAM_UNSEEN, n) for seed in range(-50, 50) for n in range(10)}
+    assert len(found) == 1000
+    assert min(found) >= 0
+    assert max(found) < 2**31
+
+
 def test_a_world_of_crowds_is_evaluated_too(tmp_path):
     sizes = {"world__agents": 24, "world__length": 4, "world__size": 12, "trainer__batch_size": 192}
     run = tiny_train(tmp_path, world="arena", trainer__total_timesteps=192, **sizes)
@@ -240,18 +248,25 @@ def test_a_world_of_crowds_is_evaluated_too(tmp_path):
     assert 0 <= run.metrics["eval/return_mean"] <= 4
 
 
-def test_a_run_asked_to_stop_while_it_is_evaluated_is_a_finished_one(tmp_path, monkeypatch):
+def test_a_run_asked_to_stop_while_it_is_evaluated_stops_at_once_with_what_was_learnt(tmp_path, monkeypatch):
     module = sys.modules["holdfast.train"]
-    evaluation = module.final_evaluation
 
     def stopped(*words):
         signal.raise_signal(signal.SIGINT)
-        return evaluation(*words)
+        raise AssertionError("it goes on")
 
     monkeypatch.setattr(module, "final_evaluation", stopped)
     run = tiny_train(tmp_path, trainer__total_timesteps=256)
+    assert not run.finished
+    assert not run.metrics.keys() & EVALUATION
+    assert weights_in(run.folder)
+
+
+def test_where_no_episode_ends_nobody_waits_for_one(tmp_path, capsys):
+    run = tiny_train(tmp_path, world="constant", world__length=200, trainer__total_timesteps=256)
     assert run.finished
-    assert run.metrics.keys() >= EVALUATION
+    assert not run.metrics.keys() & EVALUATION
+    assert "no episode ended, so there is no return to evaluate." in capsys.readouterr().out
 
 
 def test_a_run_asked_to_stop_before_its_evaluation_is_not_finished(tmp_path, monkeypatch):

@@ -7,7 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from tensordict import TensorDict
 
+from holdfast.policies import make_policy
 from holdfast.worlds import WORLDS
 
 ROOT = Path(__file__).parent.parent
@@ -66,6 +69,17 @@ def test_a_mistake_in_it_is_one_line_that_names_it(folder, old, new, told):
     assert said.returncode == 1
     assert re.fullmatch(rf"holdfast: World Echo, .*{told}.*\n", said.stderr), said.stderr
     assert holdfast(folder, "check", "world:echo:Echo").returncode == 1
+
+
+def test_the_tokens_in_it_are_read_by_a_policy():
+    (block,) = [
+        each for each in re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL) if "tokens.empty" in each
+    ]
+    names = {}
+    exec(block, names)
+    policy = make_policy("fast", names["spec"], hidden_size=4)
+    batch = {"env_obs": names["obs"], "first": torch.ones(8, dtype=torch.bool), "draws": torch.rand(8)}
+    assert policy(TensorDict(batch, batch_size=[8]))["values"].isfinite().all()
 
 
 def test_every_world_is_in_the_table_with_its_keys():

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -14,7 +15,7 @@ from pydantic import (
 )
 
 from holdfast.errors import ConfigError, did_you_mean
-from holdfast.knobs import Knobs, RecallWorld
+from holdfast.knobs import WORLD_KNOBS, Knobs, RecallWorld
 from holdfast.values import Count, HowOften, first_complaint, optional, plain_name
 from holdfast.which_world import Parts, SomeWorld, knobs_of
 
@@ -84,7 +85,9 @@ class Trainer(Knobs):
     """The loop."""
 
     total_timesteps: Count = Field(
-        default=50_000_000, ge=1, description="agent steps of the whole run, rounded up to whole batches"
+        default=50_000_000,
+        ge=1,
+        description="steps of the whole run, in whole batches; rows nobody acts in are among them",
     )
     batch_size: Count = Field(
         default=524288, ge=1, le=2**40, description="steps collected before each update"
@@ -210,7 +213,8 @@ def change(config: Config, overrides: Mapping[str, Any]) -> Config:
             raise ConfigError(f"{word}={given} says {key} a second time; which one is meant?")
         changed.add(key)
         if key not in known:
-            raise ConfigError(f"There is no key {key!r}; {_hint(key, known)}")
+            hint = _world_hint(key, world, known) if key.startswith("world.") else _hint(key, known)
+            raise ConfigError(f"There is no key {key!r}; {hint}")
         branch = tree
         *path, leaf = key.split(".")
         for part in path:
@@ -256,6 +260,20 @@ def _hint(key: str, known: Iterable[str]) -> str:
     if same_leaf and "." not in key:
         return f"did you mean {_join(same_leaf)}?"
     return did_you_mean(key, known, "`holdfast train --help` lists all keys.")
+
+
+def _world_hint(key: str, world: str, known: Iterable[str]) -> str:
+    """Say which keys this world has, and which world has this one."""
+    own = [each.removeprefix("world.") for each in known if each.startswith("world.")]
+    leaf = key.removeprefix("world.")
+    near = get_close_matches(leaf, own, n=1, cutoff=0.6)
+    if near:
+        return f"did you mean world.{near[0]}?"
+    others = [name for name, kind in WORLD_KNOBS.items() if leaf in kind.model_fields]
+    theirs = f"; {leaf} belongs to {', '.join(others)}" if others else ""
+    if "options" in own:
+        theirs += f"; what the environment is made with goes by world.options='{{{leaf}: ...}}'"
+    return f"{world} has {', '.join(own)}{theirs}."
 
 
 def _join(things: Iterable[Any]) -> str:

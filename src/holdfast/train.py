@@ -1,7 +1,9 @@
 """The loop: collect, learn, report; then evaluate and save."""
 
+import copy
 import math
 import re
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -14,7 +16,7 @@ import torch
 
 from holdfast.check.watch import due, look
 from holdfast.config import Config, change
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, ContractError
 from holdfast.experience import Collector, MemoryMode, evaluate
 from holdfast.keep import RunFolder, create_folder, listening_for_stop
 from holdfast.knobs import WorldKnobs
@@ -23,7 +25,7 @@ from holdfast.policies import LSTMWrapper, PurePolicy, make_policy
 from holdfast.recipes import find_recipe, recipe_for
 from holdfast.report import MetricsFile, RunConsole, difference
 from holdfast.which_world import MixtureKnobs
-from holdfast.worlds import World, WorldSpec, closing_world, crowd_of, make_world, options_of
+from holdfast.worlds import World, WorldSpec, closing_world, draws, make_world, options_of
 
 EVALUATION_AGENTS = 250
 EVALUATIONS: dict[str, MemoryMode] = {
@@ -66,25 +68,44 @@ def _run(recipe: str, config: Config, device: torch.device, command: str) -> Run
 
 def _run_in(world: World, recipe: str, config: Config, device: torch.device, command: str) -> Run:
     policy = build_policy(config, world, device)
+    _require_playable(config, policy, device)
     folder = create_folder(config, config.run or _name(config), command, policy)
     console = RunConsole(config.iterations)
     _announce(console, recipe, config, folder)
     metrics: dict[str, int | float] = {"iteration": 0, "global_step": 0}
-    finished = False
+    ended = 0.0
+    with closing(MetricsFile(folder.metrics)) as file:
+        try:
+            with console, listening_for_stop() as stop:
+                for metrics in iterations(config, world, policy):
+                    file.write(metrics)
+                    console.show(metrics)
+                    ended += metrics["charts/episodes"]
+                    if stop:
+                        break
+        finally:
+            # Before anything else: what was learnt is not lost, whatever comes.
+            checkpoint = folder.save(policy, config, int(metrics["iteration"]))
+            if sys.exception() is not None:
+                console.say(f"what was learnt until the last whole iteration is saved: {checkpoint}")
+        scores = None if stop else _evaluated(config, policy, device, console, bool(ended))
+        if scores:
+            file.write({key: metrics[key] for key in ("iteration", "global_step")} | scores)
+    return Run(folder.path, checkpoint, policy, world.spec, metrics | (scores or {}), scores is not None)
+
+
+def _evaluated(
+    config: Config, policy: LSTMWrapper, device: torch.device, console: RunConsole, ended: bool
+) -> dict[str, int | float] | None:
+    """Evaluate what was learnt; none: somebody would not wait for it."""
+    if not ended:
+        console.say("no episode ended, so there is no return to evaluate.")
+        return {}
+    console.say(f"evaluating {config.trainer.eval_episodes:,} episodes, with its memory and without")
     try:
-        with closing(MetricsFile(folder.metrics)) as file, console, listening_for_stop() as stop:
-            for metrics in iterations(config, world, policy):
-                file.write(metrics)
-                console.show(metrics)
-                if stop:
-                    break
-            else:
-                scores = final_evaluation(config, policy, device)
-                file.write({key: metrics[key] for key in ("iteration", "global_step")} | scores)
-                metrics, finished = metrics | scores, True
-    finally:
-        checkpoint = folder.save(policy, config, int(metrics["iteration"]))
-    return Run(folder.path, checkpoint, policy, world.spec, metrics, finished)
+        return final_evaluation(config, policy, device)
+    except KeyboardInterrupt:
+        return None
 
 
 def iterations(config: Config, world: World, policy: LSTMWrapper) -> Iterator[dict[str, int | float]]:
@@ -133,18 +154,38 @@ def final_evaluation(config: Config, policy: LSTMWrapper, device: torch.device) 
 
     The worlds of a mixture are played one by one too, and so are `trainer.eval_worlds`.
     """
-    inside = config.world.parts if isinstance(config.world, MixtureKnobs) else ()
-    others = {part.label: part.world for part in (*inside, *config.trainer.eval_worlds)}
-    scores: dict[str, int | float] = {}
-    for label, knobs in {"": config.world, **others}.items():
-        episodes = config.trainer.eval_episodes
-        crowd, worlds = crowd_of(knobs), len(knobs.parts) if isinstance(knobs, MixtureKnobs) else 1
-        agents = max(worlds, math.ceil(min(EVALUATION_AGENTS, episodes) / crowd)) * crowd
-        with closing_world(_build(knobs, device, agents=agents, seed=-1 - config.seed)) as unseen:
+    episodes, scores = config.trainer.eval_episodes, dict[str, int | float]()
+    seed = draws.seed_of(config.seed, draws.STREAM_UNSEEN)
+    for label, knobs in _worlds_to_play(config).items():
+        crowd, fewest = _crowd(knobs, device)
+        agents = max(fewest, math.ceil(min(EVALUATION_AGENTS, episodes) / crowd) * crowd)
+        with closing_world(_build(knobs, device, agents=agents, seed=seed)) as unseen:
             for name, memory in EVALUATIONS.items():
                 found = evaluate(policy, unseen, episodes=episodes, memory=memory)
                 scores[f"{name}@{label}" if label else name] = found.return_mean
     return scores
+
+
+def _worlds_to_play(config: Config) -> dict[str, WorldKnobs]:
+    inside = config.world.parts if isinstance(config.world, MixtureKnobs) else ()
+    return {"": config.world} | {part.label: part.world for part in (*inside, *config.trainer.eval_worlds)}
+
+
+def _crowd(knobs: WorldKnobs, device: torch.device) -> tuple[int, int]:
+    """Say in what multiples a world takes agents, and how few; one of yours says it in its spec."""
+    with closing_world(_build(knobs, device, agents=knobs.agents, seed=0)) as world:
+        return world.spec.crowd, world.spec.crowd * max(1, len(world.spec.parts))
+
+
+def _require_playable(config: Config, policy: LSTMWrapper, device: torch.device) -> None:
+    """Refuse worlds that the policy cannot be evaluated in before anybody trains for hours."""
+    for label, knobs in _worlds_to_play(config).items():
+        if label:
+            with closing_world(_build(knobs, device, agents=knobs.agents, seed=0)) as world:
+                try:
+                    copy.deepcopy(policy).bind(world.spec, learn=False)
+                except ContractError as error:
+                    raise ConfigError(f"trainer.eval_worlds: {label} cannot be played: {error}") from error
 
 
 def pick_device(config: Config) -> torch.device:

@@ -1,8 +1,11 @@
 """Which world is meant by a name, and its knobs: one of ours, a Gymnasium one, yours, or several."""
 
 import inspect
+import re
+import shlex
 from functools import lru_cache
-from typing import Annotated, Any, Literal, get_type_hints
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import gymnasium
 import yaml
@@ -11,11 +14,14 @@ from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError, cr
 from holdfast.errors import ConfigError, did_you_mean
 from holdfast.knobs import WORLD_KNOBS, Knobs, WorldKnobs
 from holdfast.named import find_named
-from holdfast.values import Count, Names, Numbers, first_complaint
+from holdfast.values import Count, Names, Numbers, first_complaint, optional
 
 GYM, POPGYM, MIXTURE = "gym:", "popgym:", "mixture"
-GIVEN = ("agents", "seed", "device")
-"""What every world is told besides its own options."""
+RESERVED = ("agents", "seed", "device", "name", "crowd")
+"""What every world is told besides its own options, and words that mean something here."""
+TYPED = (bool, int, float, str, tuple, list, dict)
+PLAIN = (*TYPED, NoneType)
+"""What can be written down."""
 
 
 class GymKnobs(WorldKnobs):
@@ -55,7 +61,7 @@ class Part(Knobs):
     def label(self) -> str:
         """Name it by what differs from its defaults: `recall(delay=16)`."""
         own = self.world.model_dump(exclude={"name", "agents"}, exclude_defaults=True)
-        said = ",".join(f"{key}={_written(value)}" for key, value in own.items())
+        said = ",".join(f"{key}={_written(self.world, key, value)}" for key, value in own.items())
         return f"{self.world.name}({said})" if said else self.world.name
 
 
@@ -98,23 +104,29 @@ def _knobs_of_yours(name: str) -> type[WorldKnobs]:
     kind = find_named(name, "world.name=")
     if isinstance(kind, type) and issubclass(kind, gymnasium.Env | gymnasium.vector.VectorEnv):
         return GymKnobs
+    thing = name.rpartition(":")[2]
     if not callable(kind):
         raise ConfigError(f"world.name={name}: {kind!r} is neither a class nor a function.")
-    fields: dict[str, Any] = {"name": (str, Field(default=name, description="which world"))}
-    takes = inspect.signature(kind).parameters
-    hints = _hints(kind)
-    for key, each in takes.items():
-        if key in (*GIVEN, "name") or each.kind in (each.VAR_KEYWORD, each.VAR_POSITIONAL):
-            # `world.name` is taken: it says which class is meant.
-            continue
-        default = ... if each.default is each.empty else each.default
-        fields[key] = (_type_of(hints.get(key)), Field(default=default, description=f"what {name} says"))
+    try:
+        takes = inspect.signature(kind).parameters
+    except ValueError:
+        raise ConfigError(f"world.name={name}: {kind!r} does not say what it is made with.") from None
     if "agents" not in takes:
         raise ConfigError(
-            f"world.name={name}: a world is made as {kind.__name__}(agents, *, seed, device, ...); "
+            f"world.name={name}: a world is made as {thing}(agents, *, seed, device, ...); "
             f"this one takes {', '.join(takes) or 'nothing'}."
         )
-    return create_model(f"{kind.__name__}Knobs", __base__=WorldKnobs, __doc__=kind.__doc__, **fields)
+    fields: dict[str, Any] = {"name": (str, Field(default=name, description="which world"))}
+    hints = _hints(kind)
+    for key, each in takes.items():
+        hidden = each.default is not each.empty and not isinstance(each.default, PLAIN)
+        if key in RESERVED or hidden or each.kind in (each.VAR_KEYWORD, each.VAR_POSITIONAL):
+            # What cannot be written down stays as the class has it.
+            continue
+        default = ... if each.default is each.empty else each.default
+        hint = hints.get(key, type(each.default) if isinstance(each.default, TYPED) else None)
+        fields[key] = (_type_of(hint), Field(default=default, description=f"what {name} says"))
+    return create_model(f"{thing}Knobs", __base__=WorldKnobs, __doc__=kind.__doc__, **fields)
 
 
 def _hints(kind: Any) -> dict[str, Any]:
@@ -126,25 +138,40 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 
 def _type_of(hint: Any) -> Any:
+    """Say how a word is read: by its type, and where that says nothing, as YAML."""
+    kinds = get_args(hint) if isinstance(hint, UnionType) or get_origin(hint) is Union else (hint,)
     if hint is int:
         return Count
-    if hint is str:
-        return str
+    if str in kinds:
+        return Annotated[hint, BeforeValidator(optional)] if NoneType in kinds else hint
     return Annotated[Any if hint is None else hint, BeforeValidator(_plain)]
 
 
+class _Reader(yaml.SafeLoader):
+    """YAML that knows 1e3 for a number."""
+
+
+_Reader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d[\d_]*(\.\d*)?[eE][-+]?\d+"), list("-+0123456789")
+)
+
+
 def _plain(value: Any) -> Any:
-    """Read a word as YAML does: numbers, switches, lists and mappings."""
-    if not isinstance(value, str):
-        return value
+    """Read a word as YAML does: numbers, switches, lists and mappings; none is nothing."""
+    if not isinstance(value, str) or optional(value) is None:
+        return optional(value)
     try:
-        return yaml.safe_load(value)
+        # A subclass of the safe loader.
+        return yaml.load(value, Loader=_Reader)
     except yaml.YAMLError:
         raise ValueError("write it as YAML, for example 8, true, [1, 2] or '{size: 5}'") from None
 
 
-def _written(value: Any) -> str:
-    return f"{value[0]}..{value[1]}" if isinstance(value, tuple) and len(value) == 2 else str(value)
+def _written(knobs: WorldKnobs, key: str, value: Any) -> str:
+    if not isinstance(value, tuple):
+        return str(value)
+    between = ".." if type(knobs).model_fields[key].annotation == int | tuple[int, int] else ","
+    return between.join(map(str, value))
 
 
 def as_world(value: Any) -> Any:
@@ -169,7 +196,7 @@ def as_parts(value: Any) -> Any:
         return value
     parts = []
     for said in value.split(" + "):
-        words = said.split()
+        words = _words(said)
         if not words:
             raise ValueError("name a world on both sides of each +, as in 'recall + n_back'")
         keys: dict[str, Any] = {}
@@ -183,6 +210,13 @@ def as_parts(value: Any) -> Any:
         weight = {"weight": keys.pop("weight")} if "weight" in keys else {}
         parts.append({"world": {"name": words[0], **keys}, **weight})
     return parts
+
+
+def _words(said: str) -> list[str]:
+    try:
+        return shlex.split(said)
+    except ValueError as error:
+        raise ValueError(f"{said!r} cannot be read: {str(error).lower()}") from None
 
 
 SomeWorld = Annotated[SerializeAsAny[WorldKnobs], BeforeValidator(as_world)]

@@ -14,7 +14,7 @@ from check.broken_worlds import SABOTAGES, Around, changed, other_spec, recall, 
 from holdfast.check.world import WORLD_LAWS
 from holdfast.errors import ConfigError, ContractError
 from holdfast.report.verdict import as_text, summary
-from holdfast.worlds import WORLDS, WorldSpec
+from holdfast.worlds import WORLDS, Step, WorldSpec, draws
 from spaces_worlds import NamePlace, SayNumber, SayNumberInATree
 from worlds.test_embedded import SHORT, TRUNCATING
 
@@ -260,3 +260,39 @@ def test_the_guide_lists_every_law():
     guide = (Path(__file__).parents[2] / "docs" / "check.md").read_text()
     table = guide.partition("## The contract of a world")[2].partition("\n## ")[0]
     assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == LAWS
+
+
+class Latecomers:
+    """Odd agents are away for three rows at first; then everybody lives five steps, again and again."""
+
+    spec = WorldSpec(obs_shape=(1,), action_names=("stay", "go"))
+
+    def __init__(self, agents, seed):
+        self.agents, self.seed, self.agent = agents, seed, torch.arange(agents)
+        self.late = 3 * (self.agent % 2)
+
+    def reset(self):
+        self.t = 0
+        return self.tell()
+
+    def step(self, actions):
+        self.t += 1
+        return self.tell()
+
+    def tell(self):
+        age = self.t - self.late
+        first, nobody = (age >= 0) & (age % 5 == 0), torch.zeros(self.agents, dtype=torch.bool)
+        seen = draws.uniform(self.seed, draws.STREAM_WORLD, self.agent, self.t)[:, None]
+        over = first & (age > 0)
+        return Step(seen, (age > 0).float(), over, nobody, first | (self.t == 0), age >= 0, nobody)
+
+
+def test_who_is_away_at_first_may_begin_later():
+    laws = holdfast.check_world(Latecomers)
+    assert laws.ok, broken(laws)
+
+
+def test_a_class_is_made_by_its_keywords_and_a_world_that_is_made_is_refused():
+    assert holdfast.check_world(type(recall(2, 0)), delay=2).ok
+    with pytest.raises(ConfigError, match="is made already; give its class, or a function"):
+        holdfast.check_world(recall(2, 0))

@@ -70,6 +70,22 @@ def test_a_run_of_a_graph_is_built_from_the_graph_it_was_trained_with(tmp_path, 
     assert (run.checkpoint / "agent.yaml").read_text() == graph
 
 
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"world": "mixture", "world.parts": "recall + n_back + parity", "world.agents": 6},
+        {"world": "arena", "world.size": 12, "world.length": 20, "world.agents": 24},
+        {"world": "gym:CartPole-v1", "world.agents": 2},
+    ],
+    ids=lambda keys: keys["world"],
+)
+def test_a_run_in_any_world_can_be_checked(tmp_path, keys):
+    sizes = {"trainer.bptt_horizon": 4, "trainer.batch_size": 96, "trainer.minibatch_size": 96}
+    tiny = {"trainer.total_timesteps": 96, "trainer.eval_episodes": 2, "policy.hidden_size": 4}
+    run = holdfast.train(None, {**keys, **sizes, **tiny, "runs_dir": str(tmp_path), "run": "x"})
+    assert type(find_target(str(run.folder))) is Wrapped
+
+
 def test_what_is_made_anew_is_the_same_each_time():
     one, other = (find_target("strange_ones:Core").module for _ in range(2))
     assert all(a.equal(b) for a, b in zip(one.parameters(), other.parameters(), strict=True))

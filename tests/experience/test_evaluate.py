@@ -1,11 +1,12 @@
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
 
 from holdfast.errors import ContractError
 from holdfast.experience import Collector, evaluate
-from holdfast.policies import Fast
+from holdfast.policies import Fast, make_policy
 from holdfast.worlds import make_world
 from scripted import Scripted, make_reader
 
@@ -158,3 +159,25 @@ def test_a_reward_for_no_action_counts_neither_here_nor_in_training():
         "charts/episodic_return": sum(due) / 2,
         "charts/episodic_length": 2.0,
     }
+
+
+def test_episodes_that_are_left_over_are_spread_over_all():
+    world = make_world("mixture", agents=40, parts="constant length=2 + recall delay=0")
+    policy = make_policy("fast", world, hidden_size=4, num_layers=1)
+    for episodes in (40, 50, 61, 80):
+        returns = evaluate(policy, world, episodes=episodes).returns
+        assert len(returns) == episodes
+        assert abs(float((returns == 2).sum()) - episodes / 2) <= 1
+
+
+def test_rewards_of_little_precision_are_added_up_all_the_same():
+    class Coarse(Scripted):
+        def say(self):
+            step = super().say()
+            return replace(step, reward=torch.ones_like(step.reward, dtype=torch.bfloat16))
+
+    steps = 601
+    over = torch.zeros(2, steps, dtype=torch.bool)
+    over[:, -1] = True
+    found = evaluate(make_reader(), Coarse(2, steps, terminated=over), episodes=2)
+    assert found.returns.tolist() == [600.0, 600.0]

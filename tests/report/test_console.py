@@ -68,3 +68,10 @@ def test_only_what_differs_from_the_recipe_is_listed(screen):
 
 def test_a_dotted_key_is_looked_up():
     assert lookup(RECIPE, "trainer.ppo.gamma") == 0.9
+
+
+def test_values_are_written_as_they_are_typed():
+    config = change(RECIPE, {"world": "mixture", "world.parts": "recall delay=4..8 weight=3 + n_back"})
+    assert console.typed(config.world.parts) == "recall(delay=4..8) weight=3 + n_back weight=1"
+    assert console.typed(None) == console.typed(()) == "none"
+    assert console.typed(0.5) == "0.5"

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
 from holdfast.config import change
 from holdfast.errors import ConfigError, ContractError
@@ -15,7 +16,8 @@ from holdfast.learn import replay
 from holdfast.policies import make_policy
 from holdfast.recipes import find_recipe
 from holdfast.train import build_world, train
-from holdfast.worlds import draws, make_world
+from holdfast.which_world import Parts
+from holdfast.worlds import Feature, Step, WorldSpec, draws, make_world
 from holdfast.worlds.mixture import Mixture, share_out
 from holdfast.worlds.oracles import ORACLES
 from holdfast.worlds.tokens import PADDING
@@ -58,7 +60,7 @@ def test_a_quarter_is_a_quarter():
 def test_the_same_world_twice_is_two_worlds_side_by_side():
     mixed = make_world("mixture", agents=12, parts="recall delay=1 weight=2 + recall delay=4", seed=5)
     assert mixed.spec.parts == (("recall(delay=1)", 8), ("recall(delay=4)", 4))
-    seeds = draws.bits(5, draws.STREAM_PART, torch.arange(2), 0).tolist()
+    seeds = [draws.seed_of(5, draws.STREAM_PART, number) for number in range(2)]
     alone = [make_world("recall", 8, delay=1, seed=seeds[0]), make_world("recall", 4, delay=4, seed=seeds[1])]
     act = anything(mixed)
     step, others = mixed.reset(), [world.reset() for world in alone]
@@ -169,6 +171,8 @@ def test_a_mixture_keeps_the_contract_and_is_replayed():
         ("recall delay", "'delay' is not key=value"),
         ("recall agents=8", "agents are shared out by weight"),
         ("recall + n_bak", "did you mean n_back"),
+        ("recall + n_back + recall", "recall is there twice; say it once, with weight=2"),
+        ("recall options='x", "cannot be read: no closing quotation"),
         ("recall dely=3", "recall has no such key; did you mean delay"),
         ("recall weight=0", "weight=0: input should be greater than 0"),
         ("recall delay=-1", "world.delay=-1: give a number from 0"),
@@ -178,7 +182,7 @@ def test_a_mixture_keeps_the_contract_and_is_replayed():
 def test_a_mixture_that_cannot_be_is_told(parts, told):
     with pytest.raises(ConfigError, match=told):
         make_world("mixture", agents=8, parts=parts)
-    if "CartPole" not in parts:
+    if "CartPole" not in parts and "recall + n_back +" not in parts:
         with pytest.raises(ConfigError, match=told):
             change(find_recipe("recall"), {"world": "mixture", "world.parts": parts})
 
@@ -213,3 +217,75 @@ def test_a_mixture_is_trained_and_every_world_of_it_evaluated(tmp_path):
         ("recall(delay=1)", 48),
         ("recall(delay=3)", 16),
     )
+
+
+class Chatty:
+    """Shows a token of the feature 7 and does what it is told; what is done is heard."""
+
+    def __init__(self, agents, feature, noop, **options):
+        names = ("left", "noop") if noop else ("left", "jump")
+        self.agents, self.told = agents, []
+        self.spec = WorldSpec(
+            (3, 3), names, features=(Feature("light", 1.0, 7), Feature(feature, 1.0, 200)), **options
+        )
+
+    def reset(self):
+        return self.tell()
+
+    def step(self, actions):
+        self.told.append(actions.tolist())
+        return self.tell()
+
+    def tell(self):
+        obs = torch.tensor([[5, 7, 1], [5, 200, 2], [PADDING] * 3], dtype=torch.uint8)
+        flag = torch.zeros(self.agents, dtype=torch.bool)
+        first = ~flag if not self.told else flag
+        return Step(obs.expand(self.agents, 3, 3), torch.zeros(self.agents), flag, flag, first, ~flag, flag)
+
+
+def test_ids_that_are_not_their_places_and_a_noop_that_is_not_first_are_told_apart():
+    one, other = Chatty(2, "bell", True), Chatty(2, "lamp", False)
+    mixed = Mixture([one, other], ["one", "other"])
+    assert [feature.name for feature in mixed.spec.features] == ["light", "bell", "lamp"]
+    obs = mixed.reset().obs
+    assert obs[0, :, 1].tolist() == [0, 1, PADDING]
+    assert obs[2, :, 1].tolist() == [0, 2, PADDING]
+    assert mixed.spec.action_names == ("left", "noop", "jump")
+    mixed.step(torch.tensor([2, 0, 1, 2]))
+    assert one.told == [[1, 0]]
+    assert other.told == [[0, 1]]
+
+
+def test_each_world_of_a_mixture_is_guarded_by_its_own_spec():
+    class Lies(Chatty):
+        def tell(self):
+            step = super().tell()
+            cut = torch.tensor([False, True]) if len(self.told) == 3 else step.truncated
+            return replace(step, truncated=cut, first=step.first | cut)
+
+    honest = make_world("recall", 4, truncate=True)
+    mixed = Watched(Mixture([honest, Lies(2, "bell", True)], ["honest", "lies"]))
+    with pytest.raises(ContractError, match="World lies, step 3: agent 5 was truncated, but the world decl"):
+        live(mixed, 5, lambda obs, first: torch.zeros(6, dtype=torch.long))
+
+
+def test_crowds_of_several_sizes_are_crowds_of_all():
+    specs = [replace(Chatty(2, "bell", True).spec, crowd=crowd) for crowd in (4, 6)]
+    worlds = [Chatty(12, "bell", True), Chatty(12, "bell", True)]
+    for world, spec in zip(worlds, specs, strict=True):
+        world.spec = spec
+    assert Mixture(worlds, ["a", "b"]).spec.crowd == 12
+
+
+def test_a_label_can_be_typed():
+    parts = TypeAdapter(Parts).validate_python("gym:CartPole-v1 keep=0,2 + recall delay=4..8 + n_back back=3")
+    assert [part.label for part in parts] == [
+        "gym:CartPole-v1(keep=0,2)",
+        "recall(delay=4..8)",
+        "n_back(back=3)",
+    ]
+
+
+def test_an_option_with_blanks_is_quoted():
+    (part,) = TypeAdapter(Parts).validate_python("gym:CartPole-v1 options='{max_episode_steps: 1e2}'")
+    assert part.world.options == {"max_episode_steps": 100}

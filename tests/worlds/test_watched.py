@@ -127,15 +127,30 @@ ROWS = {
         lambda step: replace(step, truncated=row(0, False, step.truncated)),
         "agent 0 begins an episode",
     ),
+    "over twice": (
+        5,
+        lambda step: replace(step, terminated=row(2, True, step.terminated), valid=row(2, False, step.valid)),
+        "agent 2 is told of an end .*, but its episode was over already",
+    ),
     "first too early": (2, lambda step: replace(step, first=row(1, True, step.first)), "agent 1 begins an"),
 }
+
+
+def away(step):
+    """Agent 2 is away from the row of its end on."""
+    gone = torch.arange(A) == 2
+    return replace(step, first=step.first & ~gone, valid=step.valid & ~gone)
 
 
 @pytest.mark.parametrize("fault", ROWS)
 def test_a_wrong_row_is_named_with_its_agent_and_step(fault):
     t, change, told = ROWS[fault]
+    world = at(t, change)
+    if fault == "over twice":
+        inner = world.change
+        world.change = lambda step: away(step) if world.t == END else inner(step)
     with pytest.raises(ContractError, match=f"^World Liar, step {t}: {told}"):
-        live(Watched(at(t, change)), 8, lambda obs, first: torch.zeros(A, dtype=torch.long))
+        live(Watched(world), 8, lambda obs, first: torch.zeros(A, dtype=torch.long))
 
 
 def test_what_is_shown_where_nobody_acts_may_be_anything():
@@ -200,7 +215,7 @@ def test_a_world_that_raises_is_named_with_the_step_and_what_it_raised():
         raise ValueError("no such\n  thing")
 
     world = Watched(at(3, fail))
-    told = r"^World Liar, step 3: it raised ValueError: no such thing\.$"
+    told = r"^World Liar, step 3: it raised ValueError: no such thing \(test_watched.py, line \d+\)\.$"
     with pytest.raises(ContractError, match=told) as caught:
         live(world, 8, lambda obs, first: torch.zeros(A, dtype=torch.long))
     assert isinstance(caught.value.__cause__, ValueError)
@@ -232,3 +247,25 @@ def test_collecting_and_evaluating_guard_the_world(fault):
         Collector(at(t, change), policy, length=8, horizon=8, seed=0).rollout(0)
     with pytest.raises(ContractError, match=f"step {t}: {told}"):
         evaluate(policy, at(t, change), episodes=6)
+
+
+class Latecomers(Honest):
+    """Agent 0 is away at first, agent 1 after each episode; both are told twice that they begin."""
+
+    def change(self, step):
+        absent = torch.tensor([self.t < 2, self.t % END in (0, 1) and self.t > 0, False])
+        late = torch.tensor([self.t == 2, self.t % END == 2 and self.t > 2, False])
+        return replace(step, valid=step.valid & ~absent, first=step.first | late)
+
+
+def test_who_is_away_at_first_may_begin_later():
+    live(Watched(Latecomers()), 12, lambda obs, first: torch.zeros(A, dtype=torch.long))
+
+
+def test_a_tree_without_its_number_of_agents_is_refused():
+    class Bare(Honest):
+        def change(self, step):
+            return replace(step, obs=TensorDict(dict(step.obs.items()), batch_size=[]))
+
+    with pytest.raises(ContractError, match=r"World Bare, reset\(\): obs has batch_size \[\], must be \[3\]"):
+        Watched(Bare()).reset()

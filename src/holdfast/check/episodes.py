@@ -73,11 +73,12 @@ def flags(life: Life, spec: WorldSpec) -> list[Measurement]:
     """Demand that ends and firsts take turns, and that nobody acts in between."""
     ended, first, valid = life.ended, life["first"], life["valid"]
     inside, later = _inside(first, ended), torch.ones_like(first)
+    acted = _acted(first, valid)
     later[0] = False
     end = "set terminated or truncated in the row of the last reward, also if the next episode opens in it"
     start = "set first where the next episode opens, and valid=False until then"
     found = [
-        rows("firsts without an end before", later & first & inside & ~ended, end),
+        rows("firsts without an end before", later & first & inside & acted & ~ended, end),
         rows(
             "rows that act after an end and before the next first",
             later & valid & ~first & (~inside | ended),
@@ -104,6 +105,15 @@ def _inside(first: Bool[Tensor, "N A"], ended: Bool[Tensor, "N A"]) -> Bool[Tens
     return torch.stack(found)
 
 
+def _acted(first: Bool[Tensor, "N A"], valid: Bool[Tensor, "N A"]) -> Bool[Tensor, "N A"]:
+    """Say who had acted since its last first when each row came: who is away at first may begin later."""
+    now, found = torch.zeros_like(first[0]), []
+    for opens, acts in zip(first, valid, strict=True):
+        found.append(now)
+        now = (now & ~opens) | acts
+    return torch.stack(found)
+
+
 def dead(life: Life) -> list[Measurement]:
     """Demand that nothing comes of a row in which nobody acted, and that who begins is there."""
     acted = life["valid"].roll(1, 0)
@@ -113,7 +123,7 @@ def dead(life: Life) -> list[Measurement]:
     return [
         rows("rewards for no action", ~acted & (life["reward"] != 0), "nobody acted in the row before"),
         rows("ends where nobody acted", later & ~acted & life.ended, "nobody acted in the row before"),
-        rows("firsts of nobody", life["first"] & ~life["valid"], "set valid where first is"),
+        rows("firsts of nobody", later & life["first"] & ~life["valid"], "set valid where first is"),
     ]
 
 

@@ -100,5 +100,6 @@ def _stop(law: str, place: str, size: float, bound: float) -> None:
     }
     raise ContractError(
         f"The memory is broken ({law}): {told[law]}: off by {size:.1e} at {place}, may be by {bound:.0e}. "
-        "`holdfast check` on this policy tells what is wrong; trainer.check=off trains all the same."
+        "`holdfast check` on this policy tells what is wrong, or `holdfast check world:NAME`, if the world "
+        "writes to what it told before; trainer.check=off trains all the same."
     )

@@ -43,7 +43,8 @@ def check_world(
 ) -> Laws:
     """Measure every law of a world on anybody's; `laws.ok` says whether all hold.
 
-    `world` is a function `make(agents, seed) -> World`, or the name of a world with its options:
+    `world` is a class that is made as `Class(agents, seed=seed, **options)`, a function
+    `make(agents, seed) -> World`, or the name of a world with its options:
     `check_world("recall", delay=4)`. It is made about a dozen times, for 24 agents or two crowds unless
     `agents` says otherwise, and lived in with scripted actions until every agent ended some episodes, within
     1,024 steps and a limit of time, or for exactly `steps` steps.
@@ -54,6 +55,10 @@ def check_world(
 def _maker(world: Make | str, options: dict[str, Any]) -> Make:
     if isinstance(world, str):
         return lambda agents, seed: make_world(world, agents=agents, seed=seed, **options)
+    if isinstance(world, type):
+        return lambda agents, seed: world(agents, seed=seed, **options)
+    if not callable(world):
+        raise ConfigError(f"{world!r} is made already; give its class, or a function that makes one anew.")
     if options:
         raise ConfigError(
             f"{', '.join(options)}: options go with a world's name; a function that makes one knows its own."

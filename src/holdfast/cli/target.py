@@ -18,6 +18,7 @@ from holdfast.named import find_named
 from holdfast.policies import LSTMWrapper
 from holdfast.recipes import DEFAULT, find_recipe
 from holdfast.train import build_policy, build_world
+from holdfast.worlds import closing_world
 
 NOT_YET = ("trainer",)
 WORLD = "world:"
@@ -110,17 +111,19 @@ def _shape(obs: str) -> tuple[int, ...]:
 def _of_a_run(folder: Path) -> Subject:
     """Build the policy of a run as it was saved last, in the world it was trained in."""
     config = _read(folder / "config.json")
-    world = build_world(config, torch.device("cpu"), agents=1, seed=0)
     # Eager: the check compiles a copy itself.
     keys: dict[str, Any] = {"policy.compile": False}
     if (folder / GRAPH).exists():
         keys["policy.name"] = f"component:{folder / GRAPH}"
-    policy = build_policy(change(config, keys), world, torch.device("cpu"))
     weights = folder / "checkpoints" / "latest" / "model.safetensors"
     if not weights.exists():
         raise ConfigError(f"{folder} holds no {weights.relative_to(folder)}; has the run ended?")
-    load_weights(policy, weights)
-    return subject_of(policy, world)
+    cpu = torch.device("cpu")
+    # As many agents as in the run: some worlds take no fewer.
+    with closing_world(build_world(config, cpu, agents=config.world.agents, seed=0)) as world:
+        policy = build_policy(change(config, keys), world, cpu)
+        load_weights(policy, weights)
+        return subject_of(policy, world)
 
 
 def _read(file: Path) -> Config:

@@ -10,7 +10,7 @@ from holdfast.cli.keys import parse_words
 from holdfast.config import keys_of
 from holdfast.knobs import WORLD_KNOBS
 from holdfast.recipes import DEFAULT, ELSEWHERE, RECIPES, find_recipe
-from holdfast.report import lookup
+from holdfast.report import lookup, typed
 from holdfast.train import Run, train
 from holdfast.which_world import MIXTURE, GymKnobs, MixtureKnobs
 
@@ -38,9 +38,13 @@ def _print_result(run: Run) -> None:
                 out.print(
                     f"{where}greedy return {intact:.3f} · with its memory cleared every step {cleared:.3f}"
                 )
-        if run.spec.best_return is not None:
-            without = run.spec.best_return_without_memory
-            out.print(f"the best there is {run.spec.best_return:.3f} · the best without memory {without:.3f}")
+        bests = {
+            "the best there is": run.spec.best_return,
+            "the best without memory": run.spec.best_return_without_memory,
+        }
+        known = [f"{name} {best:.3f}" for name, best in bests.items() if best is not None]
+        if known:
+            out.print(" · ".join(known))
     else:
         out.print("stopped; what was learnt until the last whole iteration is saved.")
     out.print(f"weights {run.checkpoint}/model.safetensors")
@@ -79,10 +83,5 @@ def _print_help() -> None:
         padding=(0, 2, 0, 0),
     )
     for key, field in keys_of().items():
-        table.add_row(key, _written(lookup(recipe, key)), field.description)
+        table.add_row(key, typed(lookup(recipe, key)), field.description)
     out.print(table)
-
-
-def _written(value: object) -> str:
-    """Write a value as one types it."""
-    return "none" if value is None else str(value)

@@ -49,11 +49,11 @@ def evaluate(
     world = watched(world)
     step = world.reset()
     player = _player(policy, world, step.reward.device)
-    total, told = torch.zeros_like(step.reward), player.actions
+    total, told = torch.zeros_like(step.reward, dtype=torch.float64), player.actions
     idle = told.idle(world.agents, step.reward.device)
     finished = torch.zeros_like(step.reward, dtype=torch.long)
     since = torch.zeros_like(finished)
-    returns = step.reward.new_zeros(world.agents, share + 1)
+    returns = total.new_zeros(world.agents, share + 1)
     while int(finished.min()) < share:
         if memory == "cleared":
             player.reset_memory()
@@ -68,7 +68,18 @@ def evaluate(
         since = torch.where(ended, 0, since + 1)
         _require_patience(since, patience)
     settle(world)
-    return Evaluation(returns[:, :share].T.flatten()[:episodes], memory)
+    return Evaluation(_counted(returns[:, :share], episodes), memory)
+
+
+def _counted(returns: Float[Tensor, "A share"], episodes: int) -> Float[Tensor, " episodes"]:
+    """Take so many returns, round by round.
+
+    Whose last episode counts is spread over all agents, since those who live in one world are neighbours.
+    """
+    agents, share = returns.shape
+    left = episodes - (share - 1) * agents
+    some = torch.arange(left, device=returns.device) * agents // left
+    return torch.cat([returns[:, :-1].T.flatten(), returns[some, -1]]).float()
 
 
 def _player(policy: LSTMWrapper, world: World, device: torch.device) -> LSTMWrapper:

@@ -47,17 +47,20 @@ POLICIES: dict[str, type[RecurrentPolicy]] = {
 }
 
 
-def make_policy(name: str, world: World, *, seed: int | None = None, **options: Any) -> LSTMWrapper:
-    """Build a policy for a world: by name, by `package.module:Class`, or `auto` by what it observes.
+def make_policy(
+    name: str, world: World | WorldSpec, *, seed: int | None = None, **options: Any
+) -> LSTMWrapper:
+    """Build a policy for a world or its spec: by name, `package.module:Class`, or `auto` by what it sees.
 
     With a `seed` the initial weights depend on nothing else, and the global generator is left alone.
     """
     build = find_policy("fast" if name == "auto" else name)
+    spec = world if isinstance(world, WorldSpec) else world.spec
     with nullcontext() if seed is None else torch.random.fork_rng(devices=[]):
         if seed is not None:
             torch.manual_seed(seed)
-        policy = _built(build, name, world.spec, options)
-    policy.bind(world.spec)
+        policy = _built(build, name, spec, options)
+    policy.bind(spec)
     return policy
 
 

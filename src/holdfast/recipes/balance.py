@@ -1,7 +1,7 @@
-"""Recipes of poles that must be balanced by who sees places and not speeds."""
+"""Recipes of poles that must be balanced by who sees places and not speeds, and of worlds like that."""
 
 from holdfast.config import PPO, Config, Optimizer, Policy, Trainer
-from holdfast.knobs import WorldKnobs
+from holdfast.knobs import RecallWorld, WorldKnobs
 from holdfast.which_world import GymKnobs
 
 
@@ -29,6 +29,11 @@ def balance(world: WorldKnobs, *, steps: int) -> Config:
             ),
         ),
     )
+
+
+def general() -> Config:
+    """Where to begin in a world that nobody has tuned anything for."""
+    return balance(RecallWorld(), steps=250_000)
 
 
 def cartpole() -> Config:

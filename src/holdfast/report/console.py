@@ -10,6 +10,7 @@ from rich.text import Text
 
 from holdfast.check.watch import REPLAY_ALARM
 from holdfast.config import Config, keys_of
+from holdfast.which_world import Part
 
 LINE_EVERY_S = 5.0
 
@@ -90,8 +91,17 @@ def difference(recipe: Config, config: Config) -> Table | None:
         old = lookup(recipe, key) if key in keys_of(recipe.world.name) else "-"
         new = lookup(config, key)
         if old != new:
-            table.add_row(key, Text(str(old)), Text(str(new)))
+            table.add_row(key, Text(typed(old)), Text(typed(new)))
     return table if table.row_count else None
+
+
+def typed(value: object) -> str:
+    """Write a value as one types it."""
+    if value is None or value == ():
+        return "none"
+    if isinstance(value, tuple) and all(isinstance(part, Part) for part in value):
+        return " + ".join(f"{part.label} weight={part.weight:g}" for part in value if isinstance(part, Part))
+    return str(value)
 
 
 def lookup(config: Config, key: str) -> object:

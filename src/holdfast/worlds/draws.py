@@ -12,6 +12,7 @@ STREAM_WORLD = 1
 STREAM_ACTION = 2
 STREAM_MINIBATCH = 3
 STREAM_PART = 4
+STREAM_UNSEEN = 5
 
 _MULTIPLIER_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
 _MULTIPLIER_2 = 0x94D049BB133111EB - (1 << 64)
@@ -57,6 +58,11 @@ def below(
 ) -> Int[Tensor, "..."]:
     """Draw a whole number in [0, limit) for each agent."""
     return (_shift_right(bits(seed, stream, agent, step), 33) * limit) >> 31
+
+
+def seed_of(seed: int, stream: int, number: int = 0) -> int:
+    """Derive a seed from a seed: never negative, so that every generator takes it."""
+    return int(below(1 << 31, seed, stream, torch.tensor(number), 0))
 
 
 def permutation(size: int, seed: int, stream: int, step: int, device: torch.device) -> Tensor:

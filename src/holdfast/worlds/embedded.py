@@ -39,8 +39,9 @@ class Embedded(ABC):
     work on all agents at once and choose by masks; none looks at a number, so the host never waits for the
     device. Draws are pure functions of (seed, agent, clock).
 
-    On a GPU the second step records them as a CUDA graph, and every later one plays it: forty small kernels
-    cost their own time and not that of forty calls.
+    On a GPU the first step records them as a CUDA graph, and every later one plays it: forty small kernels
+    cost their own time and not that of forty calls. So what a world keeps from step to step are tensors,
+    attributes of its own that are there before the first step.
     """
 
     def __init__(self, agents: int, spec: WorldSpec, *, seed: int, device: str | torch.device) -> None:
@@ -83,10 +84,11 @@ class Embedded(ABC):
         check_actions(actions, self.agents, len(self.spec.action_names))
         if actions.device.type != "cuda":
             return self._advance(actions)
-        if self._recorded is None:
-            self._recorded = Recorded(self, self._advance, actions)
-        self._recorded.load(self)
-        return self._recorded.step(actions)
+        with torch.cuda.device(actions.device):
+            if self._recorded is None:
+                self._recorded = Recorded(self, self._advance, actions)
+            self._recorded.load(self)
+            return self._recorded.step(actions)
 
     def _advance(self, actions: Int[Tensor, " A"]) -> Step:
         self._clock += 1

@@ -51,6 +51,8 @@ class Kinds:
 
     def seen_fault(self, seen: Any, name: str) -> tuple[str, bool]:
         """Tell what of an observation is of another kind than the spec says, and whether it can be read."""
+        if isinstance(seen, TensorDictBase) and seen.batch_size != (self.agents,):
+            return f"{name} has batch_size {list(seen.batch_size)}, must be [{self.agents}]", False
         wanted = {f"{name}{place}": leaf for place, leaf in self._wanted.items()}
         there, fault = flat_leaves(seen, name), ""
         if set(wanted) != set(there):

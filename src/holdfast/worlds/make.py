@@ -1,5 +1,6 @@
 """Worlds by name: those on tensors, Gymnasium's, yours, and several at once."""
 
+import importlib.util
 import inspect
 import math
 from collections.abc import Callable, Iterator
@@ -10,11 +11,11 @@ import gymnasium
 import torch
 from pydantic import TypeAdapter, ValidationError
 
-from holdfast.errors import ConfigError, did_you_mean
+from holdfast.errors import ConfigError, HoldfastError, did_you_mean
 from holdfast.knobs import WorldKnobs
 from holdfast.named import find_named
 from holdfast.values import first_complaint
-from holdfast.which_world import GYM, MIXTURE, POPGYM, MixtureKnobs, Part, Parts, knobs_of
+from holdfast.which_world import GYM, MIXTURE, POPGYM, Part, Parts, knobs_of
 from holdfast.worlds import draws
 from holdfast.worlds.arena import Arena
 from holdfast.worlds.constant import Constant
@@ -59,8 +60,7 @@ def make_world(name: str, agents: int = 64, **options: Any) -> World:
     if name.startswith(GYM):
         return _made(GymWorld, name, agents, {"env": name.removeprefix(GYM), **options})
     if name.startswith(POPGYM):
-        env = f"popgym:popgym-{name.removeprefix(POPGYM)}-v0"
-        return _made(GymWorld, name, agents, {"env": env, **options})
+        return _made(GymWorld, name, agents, {"env": _popgym_id(name.removeprefix(POPGYM)), **options})
     # Refuses names that mean nothing.
     knobs_of(name)
     kind = find_named(name, "world.name=")
@@ -79,13 +79,6 @@ def closing_world(world: World) -> Iterator[World]:
             world.close()
 
 
-def crowd_of(knobs: WorldKnobs) -> int:
-    """Say how many agents a world must have a multiple of."""
-    if isinstance(knobs, MixtureKnobs):
-        return math.lcm(*(part.world.crowd for part in knobs.parts))
-    return knobs.crowd
-
-
 def _made(kind: Callable[..., World], name: str, agents: int, options: dict[str, Any]) -> World:
     known = [key for key in inspect.signature(kind).parameters if key not in ("agents", "env")]
     for key in options.keys() - {"env"}:
@@ -102,14 +95,32 @@ def _yours(kind: Callable[..., Any], name: str, agents: int, options: dict[str, 
         takes = {**takes, **dict.fromkeys(("seed", "device"))}
     asked = {key: value for key, value in options.items() if key in takes or key not in ("seed", "device")}
     try:
-        world = kind(agents, **asked)
-    except TypeError as error:
-        raise ConfigError(f"world.name={name} cannot be made: {error}") from error
+        world = kind(agents=agents, **asked)
+    except HoldfastError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"world.name={name} cannot be made: {type(error).__name__}: {error}") from error
     if isinstance(world, gymnasium.Env | gymnasium.vector.VectorEnv):
         raise ConfigError(f"{name} makes a Gymnasium environment; write world=gym:{name}.")
     if not isinstance(world, World):
         raise ConfigError(f"{name} makes {world!r}; a world has agents, spec, reset() and step(actions).")
+    if world.agents != agents:
+        raise ConfigError(f"{name} has {world.agents} agents; {agents} were asked for.")
     return world
+
+
+def _popgym_id(name: str) -> str:
+    """Write an id of popgym from its short name, or take it whole."""
+    short = name.removeprefix("popgym-").removesuffix("-v0")
+    # That it is not installed is told when it is made.
+    if importlib.util.find_spec("popgym") is not None:
+        importlib.import_module("popgym")
+        known = [each for each in map(str, gymnasium.registry) if each.startswith("popgym-")]
+        names = [each.removeprefix("popgym-").removesuffix("-v0") for each in known]
+        if short not in names:
+            meant = did_you_mean(short, names, f"there is {', '.join(names)}.")
+            raise ConfigError(f"world.name=popgym:{name}: popgym has no such environment; {meant}")
+    return f"popgym:popgym-{short}-v0"
 
 
 def _mixed(agents: int, *, parts: Any, seed: int = 0, device: str | torch.device = "cpu") -> World:
@@ -120,7 +131,7 @@ def _mixed(agents: int, *, parts: Any, seed: int = 0, device: str | torch.device
     unit = math.lcm(*(part.world.crowd for part in several))
     counts = share_out(agents, [part.weight for part in several], unit)
     # A seed each: the same world twice lives two lives.
-    seeds = draws.bits(seed, draws.STREAM_PART, torch.arange(len(several)), 0).tolist()
+    seeds = [draws.seed_of(seed, draws.STREAM_PART, number) for number in range(len(several))]
     worlds = [
         make_world(part.world.name, count, seed=each, device=device, **options_of(part.world))
         for part, count, each in zip(several, counts, seeds, strict=True)

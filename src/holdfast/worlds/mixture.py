@@ -1,5 +1,6 @@
 """Several worlds at once: each has its share of the agents, and all are seen through one spec."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ from holdfast.shapes import Shaped, Tensor, UInt8
 from holdfast.worlds import tokens
 from holdfast.worlds.seen import Seen
 from holdfast.worlds.step import Closes, Feature, Step, World, WorldSpec, check_actions
+from holdfast.worlds.watched import Watched
 
 NOOP = "noop"
 
@@ -46,16 +48,22 @@ class Mixture:
     """
 
     def __init__(self, worlds: Sequence[World], labels: Sequence[str]) -> None:
+        twice = sorted({label for label in labels if list(labels).count(label) > 1})
+        if twice:
+            raise ConfigError(f"world.parts: {twice[0]} is there twice; say it once, with weight=2.")
         self.worlds = list(worlds)
         self.agents = sum(world.agents for world in worlds)
         self.spec = _joined([world.spec for world in worlds], labels)
         named = zip(labels, (world.agents for world in worlds), strict=True)
         self.spec = replace(self.spec, name="mixture", parts=tuple(named))
         self._views = [_View(world.spec, self.spec) for world in worlds]
+        begins = [sum(world.agents for world in worlds[:number]) for number in range(len(worlds))]
+        # Each is guarded by its own spec.
+        self._guarded = [Watched(*each) for each in zip(worlds, labels, begins, strict=True)]
 
     def reset(self) -> Step:
         """Start every agent's first episode."""
-        return self._together([world.reset() for world in self.worlds])
+        return self._together([world.reset() for world in self._guarded])
 
     def step(self, actions: Shaped[Tensor, "A ..."]) -> Step:
         """Let everybody act in its own world."""
@@ -65,9 +73,14 @@ class Mixture:
         return self._together(
             [
                 world.step(view.actions(mine))
-                for world, view, mine in zip(self.worlds, self._views, each, strict=True)
+                for world, view, mine in zip(self._guarded, self._views, each, strict=True)
             ]
         )
+
+    def settle(self) -> None:
+        """Raise if a step of one of the worlds was wrong."""
+        for world in self._guarded:
+            world.settle()
 
     def close(self) -> None:
         """Close the worlds that hold something open."""
@@ -116,9 +129,9 @@ class _View:
     def _translated(self, obs: UInt8[Tensor, "A M 3"]) -> UInt8[Tensor, "A M2 3"]:
         self._ids = self._ids.to(obs.device)
         place, feature, value = obs.unbind(-1)
-        there = torch.where(place == tokens.PADDING, feature, self._ids[feature.long()])
         short = self._whole.obs_shape[0] - obs.shape[1]
-        said = torch.stack([place, there, value], dim=-1)
+        # Padding is 255 in every byte, and no feature's id.
+        said = torch.stack([place, self._ids[feature.long()], value], dim=-1)
         return torch.nn.functional.pad(said, (0, 0, 0, short), value=tokens.PADDING)
 
     def actions(self, actions: Tensor) -> Tensor:
@@ -131,16 +144,18 @@ class _View:
 def _joined(specs: list[WorldSpec], labels: Sequence[str]) -> WorldSpec:
     """Put specs together; what cannot be seen through one pair of eyes is refused."""
     truncates = "always" if any(spec.truncates != "never" for spec in specs) else "never"
-    crowd = max(spec.crowd for spec in specs)
+    crowd = math.lcm(*(spec.crowd for spec in specs))
     first = replace(specs[0], truncates=truncates, crowd=crowd, best_return=None)
     first = replace(first, best_return_without_memory=None)
     if all(spec.words == specs[0].words for spec in specs):
         return first
     for label, spec in zip(labels, specs, strict=True):
-        if not spec.features or spec.action is not None or spec.window != first.window:
+        if spec.words != first.words and not (
+            _speaks(spec) and _speaks(first) and spec.window == first.window
+        ):
             raise ConfigError(
-                f"world.parts: {label} and {labels[0]} cannot be mixed: worlds with other spaces, or with "
-                "tokens in another window, need a policy each."
+                f"world.parts: {label} and {labels[0]} cannot be mixed: they show or take different things. "
+                "Mixed are worlds with tokens and named actions in one window, or with the same spaces."
             )
     features = _features(specs, labels)
     return replace(
@@ -149,6 +164,11 @@ def _joined(specs: list[WorldSpec], labels: Sequence[str]) -> WorldSpec:
         features=features,
         action_names=tuple(dict.fromkeys(name for spec in specs for name in spec.action_names)),
     )
+
+
+def _speaks(spec: WorldSpec) -> bool:
+    """Say whether all that is seen and done has a name."""
+    return bool(spec.features) and spec.action is None
 
 
 def _features(specs: list[WorldSpec], labels: Sequence[str]) -> tuple[Feature, ...]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from holdfast.errors import ContractError
 from holdfast.shapes import Int, Tensor
 from holdfast.worlds.step import Step
 
@@ -53,6 +54,9 @@ class Recorded:
                 advance(self._actions)
         torch.cuda.current_stream().wait_stream(aside)
         after = _tensors(world)
+        if after.keys() != before.keys():
+            new = ", ".join(sorted(after.keys() - before.keys()))
+            raise ContractError(f"{type(world).__name__} makes {new} in a step; make it in __init__.")
         return {
             name: each
             for name, each in before.items()

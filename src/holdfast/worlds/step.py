@@ -84,6 +84,11 @@ class WorldSpec:
 
     def __post_init__(self) -> None:
         """Refuse words that mean two things, and spaces that say something else."""
+        for feature in self.features:
+            if not isinstance(feature, Feature):
+                raise ContractError(
+                    f"features has {feature!r}; write Feature({str(feature)!r}, normalization)."
+                )
         check_observation(self.observation, self.obs_shape, bool(self.features))
         check_action_space(self.action, self.action_names)
         for what, words in (

@@ -1,7 +1,9 @@
 """A guard around a world: what it says must be what its spec says, and its flags must tell one story."""
 
+import traceback
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -17,10 +19,20 @@ STORIES = {
     "outside": "sees a choice that its observation space does not have",
     "last_obs": "was truncated, and its last_obs is not finite",
     "never": "was truncated, but the world declares truncates='never'; declare 'always' and give last_obs",
+    "again": "is told of an end (terminated, truncated), but its episode was over already: tell it once",
     "no end": "begins an episode (first), but the one it acted in has not ended (terminated or truncated)",
     "no first": "acts on after its episode has ended: set first where the next one begins, valid=False until",
 }
 """What can be wrong with an agent's row."""
+
+
+@runtime_checkable
+class Settles(Protocol):
+    """Something that notes what is wrong, and tells it when it is asked."""
+
+    def settle(self) -> None:
+        """Raise if something was wrong."""
+        ...
 
 
 class Watched:
@@ -30,9 +42,11 @@ class Watched:
     is noted there, and told by `settle()`, which collecting calls once a rollout.
     """
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, name: str = "", first_agent: int = 0) -> None:
         self.world, self.agents, self.spec = world, world.agents, world.spec
-        self.name = world.spec.name or type(world).__name__
+        self.name = name or world.spec.name or type(world).__name__
+        # In a world of several, agents are counted over all of them.
+        self._first_agent = first_agent
         self._kinds = Kinds(world.spec, world.agents)
         self._steps = -1
         # Whose episode is over, who acts now, who has acted in this episode; what was wrong, and when.
@@ -48,10 +62,14 @@ class Watched:
         self._when = torch.full_like(self._wrong, -1)
         if not bool(step.first.all()):
             agent = int((~step.first).nonzero()[0])
-            raise self._error(f"agent {agent} is not told that its first episode begins: first is false")
+            raise self._error(
+                f"agent {self._first_agent + agent} is not told that its first episode begins: first is false"
+            )
         if bool((step.terminated | step.truncated).any()):
             agent = int((step.terminated | step.truncated).nonzero()[0])
-            raise self._error(f"agent {agent} is told of an end (terminated, truncated) by reset()")
+            raise self._error(
+                f"agent {self._first_agent + agent} is told of an end (terminated, truncated) by reset()"
+            )
         return self._looked_at(step)
 
     def step(self, actions: Shaped[Tensor, "A ..."]) -> Step:
@@ -61,6 +79,8 @@ class Watched:
 
     def settle(self) -> None:
         """Raise if a step before was wrong."""
+        if isinstance(self.world, Settles):
+            self.world.settle()
         wrong = self._wrong != 0
         if not bool(wrong.any()):
             return
@@ -70,7 +90,7 @@ class Watched:
         # The lowest bit that is set: the first story that is true.
         story = list(STORIES.values())[(bits & -bits).bit_length() - 1]
         self._steps = int(first[agent])
-        raise self._error(f"agent {agent} {story}")
+        raise self._error(f"agent {self._first_agent + agent} {story}")
 
     def _said(self, ask: Any) -> Step:
         """Ask the world, and see to it that the answer is a step of the right kinds."""
@@ -80,7 +100,9 @@ class Watched:
             raise
         except Exception as error:
             told = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            raise self._error(f"it raised {told}") from error
+            *_, last = traceback.extract_tb(error.__traceback__)
+            where = f"{Path(last.filename).name}, line {last.lineno}"
+            raise self._error(f"it raised {told} ({where})") from error
         fault, _ = self._kinds.fault_of(step)
         if not fault and self.spec.truncates == "always":
             if step.last_obs is None:
@@ -102,6 +124,7 @@ class Watched:
             "outside": step.valid & choices_outside(step.obs, self.spec.sight),
             "last_obs": _last_not_finite(step),
             "never": step.truncated if self.spec.truncates == "never" else torch.zeros_like(ends),
+            "again": ends & self._over,
             "no end": step.first & self._lives & ~over,
             "no first": step.valid & over & ~step.first,
         }
@@ -127,7 +150,7 @@ def watched(world: World) -> World:
 
 def settle(world: World) -> None:
     """Raise if a guarded world was wrong."""
-    if isinstance(world, Watched):
+    if isinstance(world, Settles):
         world.settle()
 
 
@@ -136,7 +159,8 @@ def _not_finite(obs: Seen) -> Bool[Tensor, " A"]:
         ~leaf.isfinite().reshape(len(leaf), -1).all(1) for leaf in leaves_of(obs) if leaf.is_floating_point()
     ]
     if not masks:
-        return torch.zeros(len(obs), dtype=torch.bool, device=leaves_of(obs)[0].device)
+        leaf = leaves_of(obs)[0]
+        return torch.zeros(len(leaf), dtype=torch.bool, device=leaf.device)
     return torch.stack(masks).any(0)
 
 

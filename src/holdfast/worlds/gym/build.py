@@ -64,7 +64,7 @@ def _sync(found: Found, agents: int, mode: AutoresetMode) -> Built:
     try:
         # What is seen is copied anyway.
         env = SyncVectorEnv([lambda each=each: each for each in numbered], copy=False, autoreset_mode=mode)
-    except (RuntimeError, TypeError, ValueError) as error:
+    except Exception as error:
         raise ConfigError(f"{found.name}: its environments do not go together: {said(error)}") from error
     return Built(found.name, env, mode, numbered)
 
