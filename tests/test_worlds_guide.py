@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tensordict import TensorDict
 
 from holdfast.policies import make_policy
 from holdfast.worlds import WORLDS
@@ -78,8 +77,9 @@ def test_the_tokens_in_it_are_read_by_a_policy():
     names = {}
     exec(block, names)
     policy = make_policy("fast", names["spec"], hidden_size=4)
-    batch = {"env_obs": names["obs"], "first": torch.ones(8, dtype=torch.bool), "draws": torch.rand(8)}
-    assert policy(TensorDict(batch, batch_size=[8]))["values"].isfinite().all()
+    first = torch.ones(8, dtype=torch.bool)
+    thoughts, _ = policy.unroll(names["obs"], first, policy.lstm.cell.initial(8))
+    assert thoughts.values.isfinite().all()
 
 
 def test_every_world_is_in_the_table_with_its_keys():
