@@ -217,6 +217,23 @@ def test_help_for_train_lists_every_key_with_its_meaning(words, capsys, monkeypa
         assert field.description in lines[key]
 
 
+@pytest.mark.parametrize(
+    ("words", "world", "recipe"),
+    [
+        (["world=tmaze"], "tmaze", "tmaze"),
+        (["world=gym:CartPole-v1"], "gym:CartPole-v1", "general"),
+        (["cartpole"], "gym:CartPole-v1", "cartpole"),
+    ],
+)
+def test_help_for_train_tells_the_keys_of_a_world_that_is_named(words, world, recipe, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["train", "--help", *words]) == 0
+    told = capsys.readouterr().out
+    assert f" in {recipe} " in told
+    for key, field in keys_of(world).items():
+        assert re.search(rf"^{key} .* {re.escape(field.description)} *$", told, re.MULTILINE), key
+
+
 def test_help_for_train_leaves_nothing_out_on_a_narrow_terminal(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     assert main(["train", "--help"]) == 0

@@ -7,20 +7,23 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from holdfast.cli.keys import parse_words
-from holdfast.config import keys_of
+from holdfast.config import change, keys_of
 from holdfast.knobs import WORLD_KNOBS
-from holdfast.recipes import DEFAULT, ELSEWHERE, RECIPES, find_recipe
+from holdfast.recipes import DEFAULT, ELSEWHERE, RECIPES, find_recipe, recipe_for
 from holdfast.report import lookup, typed
 from holdfast.train import Run, train
 from holdfast.which_world import MIXTURE, GymKnobs, MixtureKnobs
 
+HELP = ("-h", "--help")
+
 
 def run_train(words: Sequence[str]) -> int:
     """Train and say what came of it."""
-    if "-h" in words or "--help" in words:
-        _print_help()
+    recipe, keys = parse_words([word for word in words if word not in HELP])
+    if any(word in HELP for word in words):
+        world = keys.get("world", keys.get("world.name"))
+        _print_help(recipe or recipe_for(world), world)
         return 0
-    recipe, keys = parse_words(words)
     command = shlex.join(["holdfast", "train", *words])
     run = train(recipe, keys, command=command)
     _print_result(run)
@@ -51,7 +54,8 @@ def _print_result(run: Run) -> None:
     out.print(f"results {run.folder}")
 
 
-def _print_help() -> None:
+def _print_help(name: str, world: str | None) -> None:
+    """Tell every key, with its value in a recipe, for a world if one is named."""
     out = Console(highlight=False, markup=False, emoji=False)
     out.print("usage: holdfast train [RECIPE] key=value ...\n")
     out.print(f"Recipes: {', '.join(RECIPES)}.")
@@ -63,25 +67,24 @@ def _print_help() -> None:
         "policy=NAME means policy.name=NAME, and so does py_agent=NAME; world=NAME means world.name=NAME."
     )
     out.print("agent=NAME is the same policy as a component graph; agent=FILE.yaml is one of your own.\n")
-    recipe = find_recipe(DEFAULT)
-    out.print("Worlds besides recall, by world=NAME, and their keys:\n")
-    for name, kind in WORLD_KNOBS.items():
-        if name != recipe.world.name:
-            keys = ", ".join(f"world.{key}" for key in kind.model_fields if key not in ("name", "agents"))
-            out.print(f"{name}: {kind.__doc__}\n  {keys}")
-    for name, kind in {"gym:ID": GymKnobs, MIXTURE: MixtureKnobs}.items():
-        out.print(f"{name}: {kind.__doc__}")
-        for key, field in kind.model_fields.items():
-            if key not in ("name", "agents"):
-                out.print(f"  world.{key}: {field.description}")
-    out.print("package.module:Class: a world of your own; its keys are what it is made with.\n")
+    config = change(find_recipe(name), {"world": world} if world else {})
+    _print_worlds(out, config.world.name)
     table = Table(
         Column("key", no_wrap=True),
-        Column(f"in {DEFAULT}", overflow="fold"),
+        Column(f"in {name}", overflow="fold"),
         "meaning",
         box=None,
         padding=(0, 2, 0, 0),
     )
-    for key, field in keys_of().items():
-        table.add_row(key, typed(lookup(recipe, key)), field.description)
+    for key, field in keys_of(config.world.name).items():
+        table.add_row(key, typed(lookup(config, key)), field.description)
     out.print(table)
+
+
+def _print_worlds(out: Console, besides: str) -> None:
+    out.print(f"Worlds besides {besides}, by world=NAME; with --help world=NAME their keys are told below:\n")
+    for name, kind in {**WORLD_KNOBS, "gym:ID": GymKnobs, MIXTURE: MixtureKnobs}.items():
+        if name != besides:
+            keys = ", ".join(f"world.{key}" for key in kind.model_fields if key not in ("name", "agents"))
+            out.print(f"{name}: {kind.__doc__}\n  {keys}")
+    out.print("package.module:Class: a world of your own; its keys are what it is made with.\n")
