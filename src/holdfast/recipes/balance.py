@@ -5,7 +5,7 @@ from holdfast.knobs import RecallWorld, WorldKnobs
 from holdfast.which_world import GymKnobs
 
 
-def balance(world: WorldKnobs, *, steps: int) -> Config:
+def balance(world: WorldKnobs, *, steps: int, learning_rate_end: float = 2e-4) -> Config:
     """`fast` with one layer of memory; what is done now tells for a hundred steps."""
     return Config(
         world=world,
@@ -17,7 +17,7 @@ def balance(world: WorldKnobs, *, steps: int) -> Config:
             bptt_horizon=64,
             update_epochs=4,
             eval_episodes=100,
-            optimizer=Optimizer(learning_rate=2e-3, learning_rate_end=2e-4),
+            optimizer=Optimizer(learning_rate=2e-3, learning_rate_end=learning_rate_end),
             ppo=PPO(
                 gamma=0.99,
                 gae_lambda=0.95,

@@ -17,4 +17,6 @@ def popgym_repeat_first() -> Config:
 
 def popgym_cartpole() -> Config:
     """PositionOnlyCartPoleEasy, 200 steps: best 1.0."""
-    return balance(GymKnobs(name="popgym:PositionOnlyCartPoleEasy"), steps=250_000)
+    # With 64 agents and 250 k steps four of five seeds get there, and some fall again.
+    world = GymKnobs(name="popgym:PositionOnlyCartPoleEasy", agents=128)
+    return balance(world, steps=400_000, learning_rate_end=0.0)
