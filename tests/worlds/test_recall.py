@@ -331,9 +331,9 @@ def test_actions_may_be_any_whole_numbers(dtype):
     [
         ({"agents": 0}, "world.agents=0: there must be at least 1"),
         ({"agents": -3}, "world.agents=-3: there must be at least 1"),
-        ({"delay": -1}, r"world.delay=-1: give a number or a range such as 4\.\.24"),
-        ({"delay": (5, 4)}, r"world.delay=\(5, 4\): give a number or a range"),
-        ({"delay": (-1, 4)}, r"world.delay=\(-1, 4\): give a number or a range"),
+        ({"delay": -1}, r"world.delay=-1: give a number from 0 on or a range such as 4\.\.9"),
+        ({"delay": (5, 4)}, r"world.delay=\(5, 4\): give a number from 0 on or a range"),
+        ({"delay": (-1, 4)}, r"world.delay=\(-1, 4\): give a number from 0 on or a range"),
         ({"cues": 1}, "world.cues=1: give a number from 2 to 100"),
         ({"cues": 101}, "world.cues=101: give a number from 2 to 100"),
         ({"dellay": 3}, "no option 'dellay'; did you mean delay"),

@@ -30,8 +30,8 @@ class Honest:
         observation=spaces.Dict({"number": spaces.Box(-9, 9, (1,)), "which": spaces.Discrete(3)}),
     )
 
-    def __init__(self, agents=A, **changes):
-        self.agents, self.changes, self.t = agents, changes, 0
+    def __init__(self):
+        self.agents, self.t = A, 0
 
     def reset(self):
         self.t = 0

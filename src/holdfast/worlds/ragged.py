@@ -3,12 +3,8 @@
 import torch
 
 from holdfast.shapes import Bool, Int, Tensor, UInt8
-from holdfast.worlds import tokens
-from holdfast.worlds.embedded import FULL, Embedded, Told, naming_spec, range_of, require
-from holdfast.worlds.step import Feature
-
-TOKENS = 4
-CUE_PLACE = tokens.pack_location(4, 5)
+from holdfast.worlds.embedded import Embedded, Told, range_of, require
+from holdfast.worlds.recall import cue_spec, cue_views
 
 
 class Ragged(Embedded):
@@ -34,20 +30,9 @@ class Ragged(Embedded):
     ) -> None:
         self.cues = require("cues", cues, 2, 100)
         self._delay, self._absent = range_of("delay", delay, 0), range_of("absent", absent, 0)
-        spec = naming_spec(
-            "cue",
-            cues,
-            tokens=TOKENS,
-            truncate=truncate,
-            without_memory=1.0 / cues,
-            also=(Feature("query", 1.0),),
-        )
-        super().__init__(agents, spec, seed=seed, device=device)
+        super().__init__(agents, cue_spec(cues, truncate), seed=seed, device=device)
         self._cue = self._to_query = self._away = torch.zeros_like(self._agent)
-        # Row 0 is the query, row 1 is nothing, then the cues.
-        self._views = self._rows(
-            [[[tokens.GLOBAL, 0, 1]], [], *([[CUE_PLACE, 1 + cue, FULL]] for cue in range(cues))]
-        )
+        self._views = self._rows(cue_views(cues))
 
     def _drawn(self, ends: tuple[int, int], which: int) -> Int[Tensor, " A"]:
         return ends[0] + self._below(ends[1] - ends[0] + 1, which, 3)

@@ -2,14 +2,24 @@
 
 import torch
 
-from holdfast.errors import ConfigError
 from holdfast.shapes import Bool, Int, Tensor, UInt8
 from holdfast.worlds import tokens
-from holdfast.worlds.embedded import FULL, Embedded, Told, naming_spec, require
-from holdfast.worlds.step import Feature
+from holdfast.worlds.embedded import FULL, Embedded, Told, naming_spec, range_of, require
+from holdfast.worlds.step import Feature, WorldSpec
 
 TOKENS = 4
 CUE_PLACE = tokens.pack_location(4, 5)
+
+
+def cue_spec(cues: int, truncate: bool) -> WorldSpec:
+    """Say what a world is in which a cue is named when it is asked for."""
+    query, without = Feature("query", 1.0), 1.0 / cues
+    return naming_spec("cue", cues, tokens=TOKENS, truncate=truncate, without_memory=without, also=(query,))
+
+
+def cue_views(cues: int) -> list[list[list[int]]]:
+    """List what can be seen there: the query, nothing, then each cue."""
+    return [[[tokens.GLOBAL, 0, 1]], [], *([[CUE_PLACE, 1 + cue, FULL]] for cue in range(cues))]
 
 
 class Recall(Embedded):
@@ -31,26 +41,13 @@ class Recall(Embedded):
         seed: int = 0,
         device: str | torch.device = "cpu",
     ) -> None:
-        shortest, longest = (delay, delay) if isinstance(delay, int) else delay
-        if not 0 <= shortest <= longest:
-            raise ConfigError(f"world.delay={delay}: give a number or a range such as 4..24.")
+        shortest, longest = range_of("delay", delay, 0)
         self.cues = require("cues", cues, 2, 100)
-        spec = naming_spec(
-            "cue",
-            cues,
-            tokens=TOKENS,
-            truncate=truncate,
-            without_memory=1.0 / cues,
-            also=(Feature("query", 1.0),),
-        )
-        super().__init__(agents, spec, seed=seed, device=device)
+        super().__init__(agents, cue_spec(cues, truncate), seed=seed, device=device)
         self._shortest, self._spread = shortest, longest - shortest + 1
         self._cue = torch.zeros_like(self._agent)
         self._to_query = torch.zeros_like(self._agent)
-        # Row 0 is the query, row 1 is nothing, then the cues.
-        self._views = self._rows(
-            [[[tokens.GLOBAL, 0, 1]], [], *([[CUE_PLACE, 1 + cue, FULL]] for cue in range(cues))]
-        )
+        self._views = self._rows(cue_views(cues))
 
     def _begin(self, who: Bool[Tensor, " A"]) -> None:
         self._cue = torch.where(who, self._below(self.cues, 0, 2), self._cue)
