@@ -8,7 +8,7 @@ from holdfast.learn.advantage import gae, vtrace
 
 
 def plain_gae(case, gamma, lam, rho_clip=1.0, c_clip=1.0):
-    """GAE of one row after the other, backwards, with every case spelt out; V-trace where there are ratios."""
+    """GAE of one row after the other, backwards, with every case spelt out; with ratios V-trace."""
     B, T = case["values"].shape
     ratios = case.get("ratio", torch.ones(B, T))
     advantages = torch.zeros(B, T, dtype=case["values"].dtype)
