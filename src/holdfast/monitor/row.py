@@ -6,6 +6,8 @@ from tensordict import TensorDictBase
 
 from holdfast.shapes import Bool, Tensor
 
+KEYS = ("first", "valid", "trial", "dones", "truncateds", "rewards")
+
 
 @dataclass(frozen=True)
 class End:
@@ -24,7 +26,7 @@ class Piece:
     stop: int
     """Where the next piece begins."""
     opens: str
-    """What begins here, an episode or a trial; nothing: it began before this segment."""
+    """What begins here, an episode, a trial, or nothing though memory is cleared; "": it began before."""
     cleared: bool
     ends: tuple[End, ...]
     away: tuple[tuple[int, int], ...]
@@ -45,7 +47,7 @@ class Piece:
 
 def read_row(row: TensorDictBase, clear: Bool[Tensor, " T"]) -> list[Piece]:
     """Cut one row `[T]` of a segment's steps into pieces; `clear` says where memory is cleared."""
-    told = {key: row[key].tolist() for key in ("first", "valid", "dones", "truncateds", "rewards")}
+    told = {key: row[key].tolist() for key in KEYS}
     cleared, T = clear.tolist(), len(clear)
     starts = [t for t in range(T) if told["first"][t] or cleared[t]]
     pieces = []
@@ -53,7 +55,7 @@ def read_row(row: TensorDictBase, clear: Bool[Tensor, " T"]) -> list[Piece]:
         # The first stretch began before: also one of no steps, as an end may be told where the next begins.
         opened = begin in starts and (begin > 0 or bool(pieces))
         ends = [_end(told, t) for t in range(begin + opened, min(stop + 1, T))]
-        word = "episode" if told["first"][begin] else "trial"
+        word = "episode" if told["first"][begin] else "trial" if told["trial"][begin] else "nothing"
         pieces.append(
             Piece(
                 begin,

@@ -10,10 +10,11 @@ from holdfast.errors import ConfigError
 from holdfast.experience import Segments
 from holdfast.learn import replay
 from holdfast.memory import Cell
-from holdfast.monitor.cells import following, lengths, live_state
+from holdfast.monitor.cells import Heard, following, hearing, lengths, live_state, remembers
 from holdfast.monitor.row import Piece, read_row
 from holdfast.policies import LSTMWrapper
 from holdfast.policies.clock import clears
+from holdfast.shapes import Bool, Tensor
 from holdfast.worlds.seen import leaves_of
 
 FEWEST = 3
@@ -72,7 +73,7 @@ class Trace:
             yield "nothing is remembered"
         else:
             yield f"memory comes in {f'with |state| {entry:.4g}' if entry else 'as zeros'}"
-        clear = clears(row.steps, self._policy.clear_on)[0]
+        clear = self._cleared(row)
         pieces, T = read_row(row.steps[0], clear), len(clear)
         for alike, group in groupby(pieces, lambda piece: piece.kind if piece.whole(T) else piece):
             several = list(group)
@@ -81,6 +82,20 @@ class Trace:
             else:
                 for piece in several:
                     yield from _piece(piece, begin, self._memory(row, [piece], entry))
+
+    def _cleared(self, row: Segments) -> Bool[Tensor, " T"]:
+        """Say where all memories really are cleared: what the clock says is not what a policy need do."""
+        heard: dict[Cell, list[Tensor]] = {}
+
+        def hear(cell: Cell, call: Heard) -> None:
+            if remembers(cell):
+                heard.setdefault(cell, []).append(call["clear"].reshape(-1))
+
+        with torch.random.fork_rng(devices=[]), hearing(self._policy, hear):
+            replay(self._policy, row)
+        # A memory that is none of ours cannot be heard; then the clock must do.
+        mine = [torch.cat(calls) for calls in heard.values()]
+        return torch.stack(mine).all(0) if mine else clears(row.steps, self._policy.clear_on)[0]
 
     def _memory(self, row: Segments, pieces: list[Piece], entry: float | None) -> str:
         """Say what the starts of some pieces do to the memory."""
