@@ -114,6 +114,7 @@ TRAPS = [
         "how far values move when two of four agents are served alone",
         of_memory.difference_when_slices_change,
         of_memory.slot_by_slice,
+        1e-9,
     ),
     Trap(
         8,

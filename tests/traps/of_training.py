@@ -28,17 +28,16 @@ T = 5
 
 def remembered_numbers_in_saved_weights():
     """How many numbers of live memories leave with a policy that is saved, pickled or copied."""
-    policy = make_reader()
-    collector = Collector(Scripted(6, T + 1), policy, length=T, horizon=T, seed=0)
-    newborn = sum(leaf.numel() for leaf in policy.state_dict().values())
-    collector.rollout(0)
+    policy, newborn, world = make_reader(), make_reader(), Scripted(6, T + 1)
+    newborn.bind(world.spec)
+    Collector(world, policy, length=T, horizon=T, seed=0).rollout(0)
     assert policy.store.snapshot().tree["h"].any()
     torch.save(policy, file := io.BytesIO())
     file.seek(0)
     copies = torch.load(file, weights_only=False), pickle.loads(pickle.dumps(policy)), copy.deepcopy(policy)
     trees = [each.store.snapshot().tree for each in copies]
-    saved = sum(leaf.numel() for leaf in policy.state_dict().values()) - newborn
-    return float(saved + sum(leaf.numel() for tree in trees for leaf in tree.values()))
+    lived, never = (sum(leaf.numel() for leaf in each.state_dict().values()) for each in (policy, newborn))
+    return float(lived - never + sum(leaf.numel() for tree in trees for leaf in tree.values()))
 
 
 def state_pickled_with_weights():
