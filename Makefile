@@ -25,9 +25,9 @@ lint: $(READY)
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports
 
-# What the check catches and lets pass, measured anew, with pictures.
+# What the check catches and lets pass, measured anew, with pictures; ARGS=traps: the traps of a trainer alone.
 museum: $(READY)
-	$(BIN)/python tools/museum.py
+	$(BIN)/python tools/museum.py $(ARGS)
 
 # Other libraries under our laws, in an environment of their own: they need an older tensordict than we pin.
 PEERS := .venv-peers

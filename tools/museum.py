@@ -1,6 +1,7 @@
 """Write docs/museum.md and docs/catalogue.md: what the check must catch and let pass, measured anew.
 
-make museum
+make museum               # minutes: everything, with pictures
+make museum ARGS=traps    # seconds: the traps of a trainer alone, the last section of the museum
 """
 
 import re
@@ -18,6 +19,8 @@ from holdfast.check.bench import set_up  # noqa: E402
 from holdfast.check.diagnose import diagnose  # noqa: E402
 from holdfast.check.laws import measure, reach_of  # noqa: E402
 from holdfast.check.results import Law, Reach  # noqa: E402
+from traps.catalogue_of_traps import TRAPS, Trap  # noqa: E402
+from traps.page import HEADING  # noqa: E402
 
 DOCS = ROOT / "docs"
 UNEXPLAINED = "none: nothing known explains it, and the check says so"
@@ -55,7 +58,7 @@ def catalogue(sizes: dict[str, float], seconds: dict[str, float]) -> str:
 
 
 def museum(laws: dict[str, Law]) -> str:
-    """Write the page of the bugs that were seen in the wild."""
+    """Write of the bugs of memory that were seen in the wild."""
     seen = [each for each in WRONG if each.seen]
     lines = [
         "# The museum of memory bugs",
@@ -76,6 +79,45 @@ def museum(laws: dict[str, Law]) -> str:
     return "\n".join(lines)
 
 
+def exhibit_of(trap: Trap, size: str) -> list[str]:
+    """Tell all of a trap, and how large it was found."""
+    return [
+        f"### {trap.number}. {trap.name[0].upper()}{trap.name[1:]}",
+        "",
+        trap.story,
+        "",
+        f"- caught by: {trap.caught}",
+        f"- measured: {size}, may be {trap.bound:g}: {trap.size}",
+        f"- test: `tests/traps/test_traps.py::{trap.test}`",
+        f"- seen in: {trap.seen}",
+        "",
+    ]
+
+
+def springing(trap: Trap) -> str:
+    """Measure with the trap set; without it the measure must hold."""
+    right = trap.measure()
+    with trap.sprung():
+        wrong = trap.measure()
+    if not right <= trap.bound < wrong:
+        raise SystemExit(f"trap {trap.number}, {trap.name}: {right:g} without it and {wrong:g} with it")
+    print(f"trap {trap.number}: {trap.name}: {wrong:.3g}", flush=True)
+    return f"{wrong:.3g}"
+
+
+def trapped() -> str:
+    """Write the section of the traps."""
+    lines = [
+        HEADING,
+        "",
+        f"{len(TRAPS)} ways to go wrong that the trainer Holdfast follows went, or that its later forms did. "
+        "`tests/traps` sets each of them in our own code: the library passes a measurement, and the very "
+        "same measurement fails while the trap is set. `make museum ARGS=traps` measures them anew.",
+        "",
+    ]
+    return "\n".join(lines + [line for trap in TRAPS for line in exhibit_of(trap, springing(trap))])
+
+
 def examine(exhibit: Exhibit) -> tuple[Law, Reach | None]:
     """Measure an exhibit's law, look for the pattern, and gather its reach."""
     bench = set_up(exhibit.make())
@@ -87,10 +129,22 @@ def examine(exhibit: Exhibit) -> tuple[Law, Reach | None]:
 
 
 def main() -> None:
-    """Measure everything, draw, and write."""
+    """Measure what is asked for, draw, and write."""
+    torch.set_num_threads(1)
+    traps = trapped()
+    page = DOCS / "museum.md"
+    if sys.argv[1:] == ["traps"]:
+        page.write_text(f"{page.read_text().partition(HEADING)[0].rstrip()}\n\n{traps}")
+    elif sys.argv[1:]:
+        raise SystemExit(f"{' '.join(sys.argv[1:])}? Say nothing for everything, or traps.")
+    else:
+        page.write_text(f"{all_laws()}\n{traps}")
+
+
+def all_laws() -> str:
+    """Measure all that is right and wrong, draw, write the catalogue, and return the museum's first part."""
     from holdfast.report.pictures import reach_png
 
-    torch.set_num_threads(1)
     (DOCS / "museum").mkdir(parents=True, exist_ok=True)
     laws, seconds = {}, {}
     for number, each in enumerate(WRONG, 1):
@@ -105,9 +159,9 @@ def main() -> None:
         if broken:
             raise SystemExit(f"{name} is right and was found wrong: {broken}")
         print(f"right: {name}: {seconds[name]:.1f} CPU-s", flush=True)
-    (DOCS / "museum.md").write_text(museum(laws))
     sizes = {name: law.worst.measured for name, law in laws.items()}
     (DOCS / "catalogue.md").write_text(catalogue(sizes, seconds))
+    return museum(laws)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,108 @@
+"""Each trap, set in our own code, fails the measure that the library passes without it."""
+
+import pytest
+import torch
+
+from holdfast.config import change
+from holdfast.errors import ConfigError, ContractError
+from holdfast.experience import Collector
+from holdfast.policies.clock import clears, slice_start
+from holdfast.recipes import find_recipe
+from scripted import Scripted, make_reader
+from traps import of_memory
+from traps.catalogue_of_traps import TRAPS
+from traps.page import size_on_the_page
+
+
+def only_the_trap_fails(number):
+    (trap,) = [each for each in TRAPS if each.number == number]
+    assert trap.measure() <= trap.bound
+    with trap.sprung():
+        wrong = trap.measure()
+    assert wrong > max(3 * trap.bound, 1e-3)
+    assert wrong == pytest.approx(size_on_the_page(trap), rel=0.5), "make museum ARGS=traps"
+    assert trap.measure() <= trap.bound, "the trap is gone when it is taken away"
+
+
+def test_trap_01_memory_wiped_at_the_rollouts_start():
+    only_the_trap_fails(1)
+
+
+def test_trap_02_zero_start_in_training():
+    only_the_trap_fails(2)
+    with of_memory.zero_start_in_training(), pytest.raises(ContractError, match=r"broken \(replay\)"):
+        of_memory.short_run(**{"trainer.check": "every:1"})
+
+
+def test_trap_03_no_resets_in_training():
+    only_the_trap_fails(3)
+    with of_memory.no_resets_in_training(), pytest.raises(ContractError, match=r"broken \(replay\)"):
+        of_memory.short_run(**{"trainer.check": "every:1"})
+
+
+def test_trap_04_terminal_observation_leak():
+    only_the_trap_fails(4)
+
+
+def test_trap_05_evaluation_never_resets():
+    only_the_trap_fails(5)
+
+
+def test_trap_06_state_pickled_with_weights():
+    only_the_trap_fails(6)
+
+
+def test_trap_07_one_slot_per_slice():
+    only_the_trap_fails(7)
+    policy = make_reader()
+    Collector(Scripted(4, 9), policy, length=4, horizon=4, seed=0)
+    with pytest.raises(ContractError, match=r"no slice of 2 agents at agent 2; open slices: 4 agents at 0"):
+        policy(of_memory.seen_at(0, start=2, length=2))
+
+
+def test_trap_08_no_check_of_batch_or_device():
+    only_the_trap_fails(8)
+
+
+def test_trap_09_state_shared_across_agents_in_play():
+    only_the_trap_fails(9)
+
+
+def test_trap_10_rows_overwritten():
+    only_the_trap_fails(10)
+    sizes = {"world.agents": 8064, "trainer.batch_size": 524_288, "trainer.bptt_horizon": 64}
+    with pytest.raises(ConfigError, match=r"batch_size=524288 is not a multiple of .*; try .*=516096"):
+        change(find_recipe("recall"), sizes | {"trainer.minibatch_size": 64 * 64})
+
+
+def test_trap_13_uint8_normalisation():
+    only_the_trap_fails(13)
+
+
+def test_trap_14_index_formula():
+    only_the_trap_fails(14)
+
+
+def test_trap_15_swapped_axes_of_the_advantage():
+    only_the_trap_fails(15)
+
+
+def test_trap_16_evaluation_without_no_grad():
+    only_the_trap_fails(16)
+
+
+def test_trap_17_silent_default_key():
+    only_the_trap_fails(17)
+    with pytest.raises(ContractError, match="nobody knows whose memories these are"):
+        slice_start(of_memory.seen_at(0).exclude("training_env_id_start"))
+
+
+def test_trap_18_both_flags_required_for_a_reset():
+    only_the_trap_fails(18)
+    batch = of_memory.seen_at(0).exclude("first")
+    with pytest.raises(ContractError, match="none of first, dones, truncateds"):
+        clears(batch, "episode")
+    one, other = torch.arange(4) == 2, torch.arange(4) == 3
+    for told in ({"dones": one}, {"truncateds": one}, {"dones": one, "truncateds": other}):
+        batch = of_memory.seen_at(0, **told).exclude("first")
+        assert torch.equal(clears(batch, "episode"), one | other if len(told) == 2 else one)
