@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 ARGS ?=
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: train test slow lint museum check-peers clean
+.PHONY: train test slow lint docs museum check-peers clean
 
 train: $(READY)
 	$(BIN)/holdfast train $(ARGS)
@@ -24,6 +24,10 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports
+
+# The page of every number a run reports.
+docs: $(READY)
+	$(BIN)/python tools/metrics.py
 
 # What the check catches and lets pass, measured anew, with pictures; ARGS=traps: the traps of a trainer alone.
 museum: $(READY)

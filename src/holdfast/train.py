@@ -23,7 +23,7 @@ from holdfast.knobs import WorldKnobs
 from holdfast.learn import update
 from holdfast.policies import LSTMWrapper, PurePolicy, make_policy
 from holdfast.recipes import find_recipe, recipe_for
-from holdfast.report import MetricsFile, RunConsole, difference
+from holdfast.report import MetricsFile, RunConsole, difference, title_of
 from holdfast.which_world import MixtureKnobs
 from holdfast.worlds import World, WorldSpec, closing_world, draws, make_world, options_of
 
@@ -70,7 +70,8 @@ def _run_in(world: World, recipe: str, config: Config, device: torch.device, com
     policy = build_policy(config, world, device)
     _require_playable(config, policy, device)
     folder = create_folder(config, config.run or _name(config), command, policy)
-    console = RunConsole(config.iterations)
+    title = title_of(config, folder.path.name, policy, device)
+    console = RunConsole(config.iterations, title=title, horizon=config.trainer.bptt_horizon)
     _announce(console, recipe, config, folder)
     metrics: dict[str, int | float] = {"iteration": 0, "global_step": 0}
     ended = 0.0
