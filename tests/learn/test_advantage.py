@@ -4,12 +4,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.experience.worth import scan_back
-from holdfast.learn.advantage import gae
+from holdfast.learn.advantage import gae, vtrace
 
 
-def plain_gae(case, gamma, lam):
-    """GAE of one row after the other, backwards, with every case spelt out."""
+def plain_gae(case, gamma, lam, rho_clip=1.0, c_clip=1.0):
+    """GAE of one row after the other, backwards, with every case spelt out; with ratios V-trace."""
     B, T = case["values"].shape
+    ratios = case.get("ratio", torch.ones(B, T))
     advantages = torch.zeros(B, T, dtype=case["values"].dtype)
     for b in range(B):
         worth, advantage = float(case["end_values"][b]), 0.0
@@ -21,8 +22,9 @@ def plain_gae(case, gamma, lam):
             if not case["valid"][b, t]:
                 continue
             value = float(case["values"][b, t])
-            delta = float(case["next_rewards"][b, t]) + gamma * worth - value
-            advantage = delta + gamma * lam * advantage
+            ratio = float(ratios[b, t])
+            delta = min(ratio, rho_clip) * (float(case["next_rewards"][b, t]) + gamma * worth - value)
+            advantage = delta + gamma * lam * min(ratio, c_clip) * advantage
             worth = value
             advantages[b, t] = advantage
     return advantages
@@ -187,3 +189,64 @@ def test_with_lambda_one_value_plus_advantage_is_the_discounted_return(B, T, see
 def test_a_row_without_anybody_has_no_advantage():
     case = row([1, 2, 3], [1, 2, 3], gone=[0, 1, 2], end=8)
     assert gae(**case, gamma=0.5, lam=0.5).tolist() == [[0.0, 0.0, 0.0]]
+
+
+def with_ratios(case, seed):
+    """Ratios from nearly 0 to 5, one in ten exactly 0."""
+    generator = torch.Generator().manual_seed(seed)
+    ratio = 5 * torch.rand(case["values"].shape, generator=generator, dtype=torch.float64)
+    return case | {"ratio": torch.where(ratio < 0.5, 0.0, ratio)}
+
+
+@given(
+    **sizes,
+    gamma=st.floats(0, 1),
+    lam=st.floats(0, 1),
+    rho_clip=st.floats(0.1, 4),
+    c_clip=st.floats(0.1, 1.2),
+    ends=shares,
+    gone=shares,
+)
+def test_vtrace_is_the_plain_backwards_loop(B, T, seed, gamma, lam, rho_clip, c_clip, ends, gone):
+    case = with_ratios(random_case(B, T, seed, ends, gone), seed)
+    clips = {"rho_clip": rho_clip, "c_clip": c_clip}
+    found = vtrace(**case, gamma=gamma, lam=lam, **clips)
+    torch.testing.assert_close(found, plain_gae(case, gamma, lam, **clips), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@given(**sizes, clip=st.floats(1, 3))
+def test_where_every_ratio_is_one_vtrace_is_gae_bit_for_bit(dtype, B, T, seed, clip):
+    case = random_case(B, T, seed, dtype=dtype)
+    found = vtrace(
+        **case, ratio=torch.ones(B, T, dtype=dtype), gamma=0.99, lam=0.95, rho_clip=clip, c_clip=clip
+    )
+    assert torch.equal(found, gae(**case, gamma=0.99, lam=0.95))
+
+
+def test_vtrace_by_hand():
+    # gamma = lam = 1/2, rho = 2, c = 1. Surprises: 1 + 2/2 - 1 = 1;  2 + 3/2 - 2 = 1.5;  3 + 4/2 - 3 = 2 and
+    # 4 + 8/2 - 4 = 4.  Ratios 4, 1/2, 1, 3 weigh them by 2, 1/2, 1, 2: deltas 2, 0.75, 2, 8.
+    # A3 = 8;  A2 = 2 + 1/4 * 1 * 8 = 4;  A1 = 0.75 + 1/4 * 1/2 * 4 = 1.25;  A0 = 2 + 1/4 * 1 * 1.25 = 2.3125
+    case = row([1, 2, 3, 4], [1, 2, 3, 4], end=8)
+    case["ratio"] = torch.tensor([[4, 0.5, 1, 3]], dtype=torch.float64)
+    found = vtrace(**case, gamma=0.5, lam=0.5, rho_clip=2.0, c_clip=1.0)
+    assert found.tolist() == [[2.3125, 1.25, 4.0, 8.0]]
+
+
+@given(**sizes)
+def test_rows_of_vtrace_know_nothing_of_each_other(B, T, seed):
+    case = with_ratios(random_case(B, T, seed), seed)
+    order = torch.randperm(B, generator=torch.Generator().manual_seed(seed))
+    clips = {"gamma": 0.9, "lam": 0.8, "rho_clip": 1.5, "c_clip": 0.7}
+    found = vtrace(**{key: x[order] for key, x in case.items()}, **clips)
+    assert torch.equal(found, vtrace(**case, **clips)[order])
+
+
+@pytest.mark.parametrize("noise", [1e6, float("inf"), float("nan")])
+@given(**sizes)
+def test_whatever_ratio_stands_where_nobody_acted_changes_nothing(noise, B, T, seed):
+    case = with_ratios(random_case(B, T, seed, gone=0.5), seed)
+    loud = case | {"ratio": torch.where(case["valid"], case["ratio"], noise)}
+    clips = {"gamma": 0.9, "lam": 0.8, "rho_clip": 1.5, "c_clip": 0.7}
+    assert torch.equal(vtrace(**loud, **clips), vtrace(**case, **clips))

@@ -180,3 +180,29 @@ def test_where_all_returns_are_the_same_there_is_nothing_to_explain(value):
     returns = numbers(2, 2, 2)
     assert float(losses.explained_variance(torch.full_like(returns, value), returns, EVERYBODY)) == 0.0
     assert float(losses.explained_variance(numbers(1, value, 3), returns, EVERYBODY)) == 0.0
+
+
+@given(**cases)
+def test_the_distance_to_anchors_is_the_sum_of_squares_and_pulls_back(B, T, seed):
+    (first, second, anchor, other), _ = random_case(B, T, seed)
+    weights = [first.requires_grad_(), second[0].requires_grad_()]
+    found = losses.l2_distance(weights, [anchor, other[0]])
+    near(found, (first - anchor).square().sum() + (second[0] - other[0]).square().sum())
+    found.backward()
+    near(weights[0].grad, 2 * (first - anchor))
+    near(weights[1].grad, 2 * (second[0] - other[0]))
+
+
+def test_the_distance_by_hand():
+    # (1 - 0)^2 + (2 - 4)^2 + (3 - 3)^2 = 5, and to zeros 1 + 4 + 9 = 14
+    weight = numbers(1, 2, 3).requires_grad_()
+    assert losses.l2_distance([weight], [numbers(0, 4, 3)]).item() == 5.0
+    from_zero = losses.l2_distance(iter([weight]))
+    assert from_zero.item() == 14.0
+    from_zero.backward()
+    assert weight.grad.tolist() == [[2.0, 4.0, 6.0]]
+
+
+def test_every_weight_has_its_anchor():
+    with pytest.raises(ValueError, match="shorter"):
+        losses.l2_distance([numbers(1), numbers(2)], [numbers(1)])

@@ -197,3 +197,57 @@ def test_a_policy_for_this_world_is_let_be():
     require_fit(Categorical(), 4, Categorical(4))
     require_fit(Gaussian(2), 4, Gaussian(2))
     assert int(sample(torch.zeros(1, 2), torch.tensor([0.75]))[0]) == 1
+
+
+@given(shape=SHAPES, dtype=DTYPES, seed=st.integers(0, 1000))
+def test_how_far_two_policies_are_is_what_torch_says(shape, dtype, seed):
+    kind = make(shape)
+    teacher, student = (scores_of(kind, dtype, seed + number, 2, 3) for number in (0, 2000))
+    pairs = zip(parts(kind, teacher), parts(kind, student), strict=True)
+    expected = sum(distributions.kl_divergence(p, q) for (p, _), (q, _) in pairs)
+    told_p, told_q = kind.tell(teacher), kind.tell(student)
+    torch.testing.assert_close(kind.kl(told_p, told_q), expected, rtol=1e-4, atol=1e-5)
+    crossed = expected + sum(p.entropy() for p, _ in parts(kind, teacher))
+    torch.testing.assert_close(kind.cross_entropy(told_p, told_q), crossed, rtol=1e-4, atol=1e-5)
+
+
+@given(shape=SHAPES, dtype=DTYPES, seed=st.integers(0, 1000), scale=st.sampled_from([1.0, 1e3, 1e30]))
+def test_a_policy_is_exactly_nothing_away_from_itself(shape, dtype, seed, scale):
+    kind = make(shape)
+    told = kind.tell(scores_of(kind, dtype, seed, 2, 3) * scale)
+    assert kind.kl(told, told).tolist() == [[0.0] * 3] * 2
+    assert torch.equal(kind.cross_entropy(told, told), kind.entropy(told))
+
+
+def test_how_far_two_policies_are_by_hand():
+    # p = 1/4 3/4, q = 1/2 1/2: 1/4 log 1/2 + 3/4 log 3/2; and -E_p[log q] = log 2
+    p, q = (torch.tensor([row], dtype=torch.float64).log() for row in ([0.25, 0.75], [0.5, 0.5]))
+    apart = 0.25 * math.log(0.5) + 0.75 * math.log(1.5)
+    for kind, times in ((Categorical(2), 1), (MultiCategorical((2, 2)), 2)):
+        twice = [torch.cat([each] * times, -1) for each in (p, q)]
+        assert kind.kl(*twice).item() == pytest.approx(times * apart, rel=1e-12)
+        assert kind.cross_entropy(*twice).item() == pytest.approx(times * math.log(2), rel=1e-12)
+    # m = 0, s = 1 against m = 3, s = 2: log 2 + (1 + 9) / 8 - 1/2
+    p, q = torch.tensor([[0.0, 0.0]]), torch.tensor([[3.0, math.log(2)]])
+    assert Gaussian(1).kl(p, q).item() == pytest.approx(math.log(2) + 0.75, rel=1e-6)
+    crossed = 0.5 * math.log(2 * math.pi) + math.log(2) + 10 / 8
+    assert Gaussian(1).cross_entropy(p, q).item() == pytest.approx(crossed, rel=1e-6)
+
+
+def test_numbers_drawn_nearly_alike_are_told_apart_in_single_precision():
+    # Log deviations 3e-5 apart: 3e-5^2 is left, which (1 + 6e-5) / 2 - 1/2 - 3e-5 would lose.
+    p, q = torch.tensor([[0.3, 0.1]]), torch.tensor([[0.3, 0.1 + 3e-5]])
+    exactly = Gaussian(1).kl(p.double(), q.double()).item()
+    assert exactly == pytest.approx(9e-10, rel=1e-2)
+    assert Gaussian(1).kl(p, q).item() == pytest.approx(exactly, abs=5e-12)
+
+
+def test_what_can_not_happen_takes_no_part_in_how_far_two_policies_are():
+    scores = torch.tensor([[0.0, 1.0, -math.inf]])
+    p, q = Categorical(3).tell(scores), Categorical(3).tell(torch.tensor([[1.0, 0.0, -math.inf]]))
+    short = [told[:, :2] for told in (p, q)]
+    assert torch.equal(Categorical(3).kl(p, q), Categorical(2).kl(*short))
+    # A student that could do more than its teacher is finitely far; one that cannot do as much, very far.
+    more = Categorical(3).tell(torch.zeros(1, 3))
+    assert 0 < Categorical(3).kl(p, more).item() < 2
+    assert Categorical(3).kl(more, p).item() > 1e30

@@ -1,6 +1,9 @@
 """The terms of the PPO loss: functions of tensors, each over the steps somebody acted in."""
 
+from collections.abc import Iterable
+
 import torch
+from torch import distributed
 
 from holdfast.shapes import Bool, Float, Tensor
 
@@ -11,10 +14,24 @@ def mean_over(x: Float[Tensor, "B T"], valid: Bool[Tensor, "B T"]) -> Float[Tens
 
 
 def normalize(x: Float[Tensor, "B T"], valid: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
-    """Shift and scale valid steps to mean 0 and deviation 1: (x - mean) / (std + 1e-8)."""
-    centred = x - mean_over(x, valid)
-    std = torch.sqrt(mean_over(centred.square(), valid))
-    return centred / (std + 1e-8)
+    """Shift and scale valid steps to mean 0 and deviation 1: (x - mean) / (std + 1e-8).
+
+    Where several processes train, mean and deviation are those of the valid steps of all of them.
+    """
+    steps = _everywhere(valid.sum()).clamp(min=1)
+
+    def mean(y: Tensor) -> Tensor:
+        return _everywhere(torch.where(valid, y, 0.0).sum()) / steps
+
+    centred = x - mean(x)
+    return centred / (torch.sqrt(mean(centred.square())) + 1e-8)
+
+
+def _everywhere(total: Tensor) -> Tensor:
+    """Add up what each process has; alone, that is all there is."""
+    if distributed.is_available() and distributed.is_initialized():
+        distributed.all_reduce(total)
+    return total
 
 
 def policy_loss(
@@ -65,3 +82,14 @@ def explained_variance(
 
     total = variance(returns)
     return torch.where(total > 1e-8, 1 - variance(returns - value) / total.clamp(min=1e-8), 0.0)
+
+
+def l2_distance(
+    weights: Iterable[Float[Tensor, "..."]], anchors: Iterable[Float[Tensor, "..."]] | None = None
+) -> Float[Tensor, ""]:
+    """Say how far weights are from their anchors: sum (w - a)^2, whose gradient is 2 (w - a).
+
+    Without anchors they are zeros.
+    """
+    pairs = ((w, None) for w in weights) if anchors is None else zip(weights, anchors, strict=True)
+    return torch.stack([(w if a is None else w - a).square().sum() for w, a in pairs]).sum()

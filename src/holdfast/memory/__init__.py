@@ -1,5 +1,6 @@
 """What is remembered: pure cells, and the store of live states. Only this folder knows h and c."""
 
+from holdfast.memory.bounds import saturation
 from holdfast.memory.bundle import Bundle
 from holdfast.memory.cell import Cell, select_rows
 from holdfast.memory.choose import CELLS, find_cell, make_cell, register_cell
@@ -23,5 +24,6 @@ __all__ = [
     "find_cell",
     "make_cell",
     "register_cell",
+    "saturation",
     "select_rows",
 ]

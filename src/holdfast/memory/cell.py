@@ -1,8 +1,9 @@
 """What a memory cell is: a pure function of input, state and clears, with weights and nothing else."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import ClassVar
 
 import torch
 from tensordict import TensorDict
@@ -23,6 +24,8 @@ class Cell(nn.Module, ABC):
 
     input_size: int
     output_size: int
+    squash: ClassVar[Callable[[TensorDict], Tensor] | None] = None
+    """What of a state lies between -1 and 1, a number a unit; none: it has no bounds."""
 
     def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1) -> None:
         super().__init__()

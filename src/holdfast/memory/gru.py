@@ -3,12 +3,18 @@
 from typing import final
 
 import torch
+from tensordict import TensorDict
 from torch import nn
 
 from holdfast.memory import reference
 from holdfast.memory.slots import SHUT, Slots
 from holdfast.memory.stack import Stack
 from holdfast.shapes import Tensor
+
+
+def _squash(state: TensorDict) -> Tensor:
+    """All of it: a mean of hyperbolic tangents."""
+    return state["h"]
 
 
 @final
@@ -22,6 +28,7 @@ class GRU(Stack):
 
     leaves = ("h",)
     plain_layer = staticmethod(reference.gru_layer)
+    squash = staticmethod(_squash)
 
     def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1) -> None:
         # The drives are those of the gates r z n.

@@ -3,6 +3,7 @@
 from typing import Literal, final
 
 import torch
+from tensordict import TensorDict
 from torch import nn
 
 from holdfast.memory import reference
@@ -11,6 +12,11 @@ from holdfast.memory.stack import Stack
 from holdfast.shapes import Tensor
 
 MemoryInit = Literal["standard", "original"]
+
+
+def _squash(state: TensorDict) -> Tensor:
+    """What is said of a cell is its hyperbolic tangent: a cell far out says the same whatever is added."""
+    return state["c"].tanh()
 
 
 @final
@@ -23,6 +29,7 @@ class LSTM(Stack):
 
     leaves = ("h", "c")
     plain_layer = staticmethod(reference.lstm_layer)
+    squash = staticmethod(_squash)
 
     def __init__(
         self,

@@ -13,6 +13,7 @@ import torch
 from gymnasium import spaces
 
 from holdfast.errors import ContractError
+from holdfast.policies.log_probs import divergence, looked_up, normalised, sample, undecided
 from holdfast.shapes import Float, Int, Shaped, Tensor
 from holdfast.worlds import draws
 from holdfast.worlds.step import WorldSpec
@@ -67,6 +68,18 @@ class Actions(ABC):
         """Say how undecided the distribution is."""
 
     @abstractmethod
+    def kl(
+        self, told_p: Float[Tensor, "*batch told"], told_q: Float[Tensor, "*batch told"]
+    ) -> Float[Tensor, "*batch"]:
+        """Say how far q is from p, E_p[log p - log q]: exactly 0 where they are told alike."""
+
+    def cross_entropy(
+        self, teacher_told: Float[Tensor, "*batch told"], told: Float[Tensor, "*batch told"]
+    ) -> Float[Tensor, "*batch"]:
+        """Say how unlikely a teacher's actions are, -E_teacher[log p]: its entropy, and how far it is."""
+        return self.entropy(teacher_told) + self.kl(teacher_told, told)
+
+    @abstractmethod
     def greedy(self, told: Float[Tensor, "*batch told"]) -> Shaped[Tensor, "..."]:
         """Take the likeliest action."""
 
@@ -101,7 +114,7 @@ class Categorical(Actions):
 
     def tell(self, scores: Float[Tensor, "*batch scores"]) -> Float[Tensor, "*batch told"]:
         """Normalise scores."""
-        return _normalised(scores)
+        return normalised(scores)
 
     def sample(
         self, told: Float[Tensor, "*batch told"], uniform: Float[Tensor, "*batch"]
@@ -113,11 +126,17 @@ class Categorical(Actions):
         self, told: Float[Tensor, "*batch told"], action: Shaped[Tensor, "*batch"]
     ) -> Float[Tensor, "*batch"]:
         """Look the actions up."""
-        return _looked_up(told, action)
+        return looked_up(told, action)
 
     def entropy(self, told: Float[Tensor, "*batch told"]) -> Float[Tensor, "*batch"]:
         """Compute -sum p log p."""
-        return _undecided(told)
+        return undecided(told)
+
+    def kl(
+        self, told_p: Float[Tensor, "*batch told"], told_q: Float[Tensor, "*batch told"]
+    ) -> Float[Tensor, "*batch"]:
+        """Compute sum p (log p - log q)."""
+        return divergence(told_p, told_q)
 
     def greedy(self, told: Float[Tensor, "*batch told"]) -> Int[Tensor, "*batch"]:
         """Take the likeliest action."""
@@ -144,7 +163,7 @@ class MultiCategorical(Actions):
     def tell(self, scores: Float[Tensor, "*batch scores"]) -> Float[Tensor, "*batch told"]:
         """Normalise the scores of each part."""
         _require_scores(self, scores)
-        return torch.cat([_normalised(part) for part in scores.split(self.nvec, -1)], -1)
+        return torch.cat([normalised(part) for part in scores.split(self.nvec, -1)], -1)
 
     def sample(
         self, told: Float[Tensor, "*batch told"], uniform: Float[Tensor, "*batch n"]
@@ -158,11 +177,17 @@ class MultiCategorical(Actions):
     ) -> Float[Tensor, "*batch"]:
         """Add up what the parts are."""
         pairs = zip(told.split(self.nvec, -1), action.unbind(-1), strict=True)
-        return torch.stack([_looked_up(part, each) for part, each in pairs]).sum(0)
+        return torch.stack([looked_up(part, each) for part, each in pairs]).sum(0)
 
     def entropy(self, told: Float[Tensor, "*batch told"]) -> Float[Tensor, "*batch"]:
         """Add up the parts: they are independent."""
-        return _undecided(told)
+        return undecided(told)
+
+    def kl(
+        self, told_p: Float[Tensor, "*batch told"], told_q: Float[Tensor, "*batch told"]
+    ) -> Float[Tensor, "*batch"]:
+        """Add up the parts."""
+        return divergence(told_p, told_q)
 
     def greedy(self, told: Float[Tensor, "*batch told"]) -> Int[Tensor, "*batch n"]:
         """Take the likeliest of each part."""
@@ -225,6 +250,14 @@ class Gaussian(Actions):
         """Compute the sum of log s + (1 + log(2 pi)) / 2."""
         return (told.chunk(2, -1)[1] + 0.5 * (1 + math.log(2 * math.pi))).sum(-1)
 
+    def kl(
+        self, told_p: Float[Tensor, "*batch told"], told_q: Float[Tensor, "*batch told"]
+    ) -> Float[Tensor, "*batch"]:
+        """Compute the sum of (e^x - 1 - x + ((m_p - m_q) / s_q)^2) / 2 with x = 2 log(s_p / s_q)."""
+        (mean_p, log_p), (mean_q, log_q) = told_p.chunk(2, -1), told_q.chunk(2, -1)
+        wider, far = 2 * (log_p - log_q), (mean_p - mean_q) * (-log_q).exp()
+        return 0.5 * (torch.expm1(wider) - wider + far.square()).sum(-1)
+
     def greedy(self, told: Float[Tensor, "*batch told"]) -> Float[Tensor, "*batch k"]:
         """Take the means."""
         return told.chunk(2, -1)[0]
@@ -249,30 +282,6 @@ def require_fit(mine: Actions, scored: int, wanted: Actions) -> None:
         f"The policy's actions are {mine}; the world's are {wanted}. Build the policy for this world: in its "
         f"__init__ set self.actions = holdfast.policies.actions_of(spec), and give {wanted.size} scores."
     )
-
-
-def sample(
-    log_probs: Float[Tensor, "*batch actions"], uniform: Float[Tensor, "*batch"]
-) -> Int[Tensor, "*batch"]:
-    """Draw actions from one uniform number each, by inverting the cumulative distribution."""
-    cumulative = log_probs.exp().cumsum(-1)
-    point = uniform.to(cumulative.dtype).unsqueeze(-1) * cumulative[..., -1:]
-    # Rounding may lift the point to the total; the last action that can be drawn is where it is reached.
-    last = (cumulative < cumulative[..., -1:]).sum(-1)
-    return torch.minimum((cumulative <= point).sum(-1), last)
-
-
-def _looked_up(log_probs: Tensor, action: Tensor) -> Tensor:
-    return log_probs.gather(-1, action.long().unsqueeze(-1)).squeeze(-1)
-
-
-def _normalised(scores: Tensor) -> Tensor:
-    """Make log-probabilities; what cannot happen gets the least number there is, as 0 * -inf is none."""
-    return torch.log_softmax(scores, dim=-1).clamp(min=torch.finfo(scores.dtype).min)
-
-
-def _undecided(log_probs: Tensor) -> Tensor:
-    return -(log_probs.exp() * log_probs).sum(-1)
 
 
 def _require_scores(actions: Actions, scores: Tensor) -> None:

@@ -1,0 +1,193 @@
+"""Bytes held: buffer, states, graph and process, how fast they grow, and the alarm when they do."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from statistics import linear_regression, median
+
+import psutil
+import torch
+from tensordict import TensorDictBase
+from torch import nn
+
+from holdfast.shapes import Tensor
+from holdfast.worlds.seen import leaves_of
+
+MIB = 1 << 20
+KEPT = 512
+"""How many readings are kept at most; beyond it every other one is dropped."""
+WARM = 0.05
+"""The share of a run after which everything that is made once has been made."""
+GROWN, GROWN_BYTES = 0.02, 32 * MIB
+"""Growth since then that is no longer noise: both in share and in bytes. Readings scatter by 7 MiB."""
+WINDOW = 6
+"""Over how many readings, at least, a growth must be seen to go on."""
+
+
+def bytes_of(*trees: TensorDictBase) -> int:
+    """Add up what some trees hold; memory that several tensors look into is counted once."""
+    held: dict[tuple[torch.device, int], int] = {}
+    for tree in trees:
+        for leaf in leaves_of(tree):
+            _hold(held, leaf)
+    return sum(held.values())
+
+
+@dataclass
+class Graph:
+    """What is kept for a backward."""
+
+    bytes: int = 0
+
+
+@contextmanager
+def counting_graph(policy: nn.Module) -> Iterator[Graph]:
+    """Count what is kept for a backward by what is computed inside: one forward and its loss.
+
+    Memory that is kept several times is counted once, weights and buffers not at all.
+    """
+    graph, held, known = Graph(), dict[tuple[torch.device, int], int](), dict[tuple[torch.device, int], int]()
+    for weight in (*policy.parameters(), *policy.buffers()):
+        _hold(known, weight)
+
+    def keep(tensor: Tensor) -> Tensor:
+        _hold(held, tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, _as_it_is):
+        yield graph
+    graph.bytes = sum(size for place, size in held.items() if place not in known)
+
+
+def process_bytes() -> int:
+    """Read how much memory this process occupies.
+
+    Resident memory, shared libraries and all: its unshared part alone moves by 90 MiB when another process
+    loads or leaves the same libraries, and takes 200 times as long to read.
+    """
+    return psutil.Process().memory_info().rss
+
+
+class Held:
+    """Keeps the readings of a run, tells them with how fast they grow, and raises the alarm once.
+
+    `readers` says where memory is read, by name: `process`, and `gpu` on one.
+    """
+
+    def __init__(
+        self,
+        total_steps: int,
+        device: torch.device | None = None,
+        readers: dict[str, Callable[[], int]] | None = None,
+    ) -> None:
+        self._total, self._device = total_steps, device
+        self._on_gpu = device is not None and device.type == "cuda"
+        self._readers = {"process": process_bytes} if readers is None else readers
+        if self._on_gpu and readers is None:
+            self._readers["gpu"] = partial(torch.cuda.memory_allocated, device)
+        self._seen = {name: Readings() for name in self._readers}
+        self._parts: dict[str, list[int]] = {"buffer": [], "state": [], "graph": []}
+        self._told = False
+
+    def take(self, *, buffer: int, state: int, graph: int, global_step: int) -> dict[str, int | float]:
+        """Read memory once an iteration, and tell it beside what was counted."""
+        warm = global_step >= WARM * self._total
+        for name, size in (("buffer", buffer), ("state", state), ("graph", graph)):
+            # The last before the run was warm, and the latest.
+            self._parts[name] = [*(self._parts[name][:1] if warm else ()), size]
+        for name, read in self._readers.items():
+            self._seen[name].add(global_step, read(), warm=warm)
+        process = self._seen["process"]
+        found: dict[str, int | float] = {
+            "memory/buffer_bytes": buffer,
+            "memory/state_bytes": state,
+            "memory/graph_bytes": graph,
+            "machine/process_bytes": process.latest,
+            "machine/process_peak_bytes": process.peak,
+        }
+        growth = process.growth()
+        if growth is not None:
+            found["machine/growth"] = growth
+        if "gpu" in self._seen:
+            found["machine/gpu_bytes"] = self._seen["gpu"].latest
+            found["machine/gpu_peak_bytes"] = self._seen["gpu"].peak
+        if self._on_gpu:
+            found["machine/gpu_peak_bytes"] = torch.cuda.max_memory_allocated(self._device)
+        return found
+
+    def alarm(self) -> str:
+        """Say in one line that memory grows and what to look for, once; otherwise nothing."""
+        growing = [name for name, seen in self._seen.items() if seen.grows()]
+        if self._told or not growing:
+            return ""
+        self._told = True
+        grown = [name for name, sizes in self._parts.items() if sizes[-1] > (1 + GROWN) * sizes[0]]
+        told = f"{' and '.join(grown)} grew too" if grown else "buffer, states and graph did not grow"
+        return (
+            f"{growing[0]} memory grows: {self._seen[growing[0]]}; {told}. Look for a graph that is kept "
+            "alive (a loss or an output that is stored as a tensor: store float(loss)), or a list that grows."
+        )
+
+
+class Readings:
+    """Readings of one number over steps, never more than some, so that watching does not grow itself."""
+
+    def __init__(self) -> None:
+        self.peak = 0
+        self._all: list[tuple[int, int]] = []
+        self._base: tuple[int, int] | None = None
+
+    @property
+    def latest(self) -> int:
+        """The last one."""
+        return self._all[-1][1]
+
+    def add(self, step: int, size: int, *, warm: bool) -> None:
+        """Add one; the first when the run is warm is what growth is measured from."""
+        if len(self._all) == KEPT:
+            self._all = self._all[::2]
+        self._all.append((step, size))
+        self.peak = max(self.peak, size)
+        if warm and self._base is None:
+            self._base = (step, size)
+
+    def growth(self) -> float | None:
+        """Fit a line through the recent half of the run: bytes a million steps; none: too few readings."""
+        recent = [(step, size) for step, size in self._all if 2 * step >= self._all[-1][0]]
+        if len(recent) < 3:
+            return None
+        return 1e6 * linear_regression(*zip(*recent, strict=True)).slope
+
+    def grows(self) -> bool:
+        """Say whether it has grown since the run was warm, and goes on to.
+
+        The latest third of the readings is cut in three: from each part to the next the middle reading must
+        grow by half of what it would at the mean pace since then. What once grew and stays does not.
+        """
+        if self._base is None:
+            return False
+        since = [size for step, size in self._all if step >= self._base[0]]
+        grown = self.latest - self._base[1]
+        if grown <= GROWN_BYTES or grown <= GROWN * self._base[1] or len(since) < WINDOW:
+            return False
+        part = max(WINDOW, len(since) // 3) // 3
+        parts = [median(since[len(since) - (k + 1) * part : len(since) - k * part]) for k in range(3)]
+        pace = grown * part / (len(since) - 1)
+        return min(parts[0] - parts[1], parts[1] - parts[2]) >= 0.5 * pace
+
+    def __str__(self) -> str:
+        """Tell from where to where."""
+        step, size = self._base or self._all[0]
+        now, pace = self._all[-1][0], self.growth()
+        told = "" if pace is None else f", {pace / MIB:,.0f} MiB a million steps"
+        return f"{size / MIB:,.0f} MiB at step {step:,}, {self.latest / MIB:,.0f} MiB at step {now:,}{told}"
+
+
+def _hold(held: dict[tuple[torch.device, int], int], tensor: Tensor) -> None:
+    storage = tensor.untyped_storage()
+    held[storage.device, storage.data_ptr()] = storage.nbytes()
+
+
+def _as_it_is(tensor: Tensor) -> Tensor:
+    return tensor

@@ -1,0 +1,104 @@
+"""Resets against episode ends: clears are counted where they are made, and what is due where it is told."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from holdfast.errors import ContractError
+from holdfast.memory import Cell
+from holdfast.monitor.cells import Heard, hearing, readers_of, remembers
+from holdfast.policies import LSTMWrapper
+from holdfast.shapes import Int, Tensor
+from holdfast.worlds import Step
+
+
+class Resets:
+    """Hears two sides that know nothing of each other, and compares them agent by agent, step by step.
+
+    The world tells its steps (`saw`): every end owes one clear, and so does the start of the run; it is due
+    when the next episode's first step comes, or at the latest when somebody acts. With
+    `memory.clear_on=trial` every trial owes one too, with `never` nobody owes any. The policy's cells tell
+    their clears while `listening`; what is replayed is not lived and does not count. A memory of several
+    cells is cleared when all of them are; a cell that is called twice in a step is cleared if one call did,
+    since a cell is a function and may be asked twice.
+
+    Everything is added up where the data lies; nobody waits for a number before `take`.
+    """
+
+    def __init__(self, policy: LSTMWrapper, agents: int) -> None:
+        self._policy, self.agents = policy, agents
+        self._readers = readers_of(policy)
+        self._memories = [
+            cell for cell, stands_for in self._readers.items() if stands_for == (cell,) and remembers(cell)
+        ]
+        device = next(policy.parameters()).device
+        nobody = torch.zeros(agents, dtype=torch.bool, device=device)
+        # Who is owed a clear, and who has acted since the last start or end.
+        self._owed, self._lived = ~nobody, nobody
+        self._due: Tensor | None = None
+        self._valid, self._cleared = nobody, dict[Cell, Tensor]()
+        # Clears that were due and made, due and not made, made and not due.
+        self._counts = torch.zeros(3, dtype=torch.long, device=device)
+        self.age: Int[Tensor, " A"] = torch.zeros(agents, dtype=torch.long, device=device)
+        """How many steps each memory has read since it was last cleared."""
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Hear the clears of a rollout."""
+        with hearing(self._policy, self._heard):
+            yield
+
+    @torch.no_grad()
+    def saw(self, step: Step) -> None:
+        """Hear what the world said, the first step from `reset()` too, before the policy does."""
+        if not self._memories:
+            return
+        self._close()
+        ended = step.terminated | step.truncated
+        owed = self._owed | ended
+        # Somebody who acts unasked owes it now. An episode may be opened again that nobody lived in.
+        due = (owed & (step.first | step.valid)) | (step.first & ~self._lived)
+        self._owed = owed & ~(step.first | step.valid)
+        self._lived = (self._lived & ~step.first & ~ended) | step.valid
+        if self._policy.clear_on == "trial":
+            due = due | step.trial
+        # Copied: a world may write its next step into the same tensors.
+        self._due = torch.zeros_like(due) if self._policy.clear_on == "never" else due
+        self._valid = step.valid.clone()
+
+    def take(self) -> dict[str, int]:
+        """Return the counts since the last call; nothing, where nothing is remembered.
+
+        Both are equal exactly if every clear that was due was made, in its step, and no other. If some are
+        missing, only those made in their step are told; if none is, all that were made.
+        """
+        if not self._memories:
+            return {}
+        made, missing, unasked = self._counts.tolist()
+        self._counts.zero_()
+        return {"memory/resets": made if missing else made + unasked, "memory/resets_due": made + missing}
+
+    def _heard(self, cell: Cell, call: Heard) -> None:
+        if self._policy.store.is_replaying:
+            return
+        clear = call["clear"]
+        if clear.shape != (self.agents,):
+            raise ContractError(
+                f"Resets are counted step by step, for all {self.agents} agents at once; a memory was called "
+                f"with clears {list(clear.shape)}."
+            )
+        for memory in self._readers[cell]:
+            before = self._cleared.get(memory)
+            self._cleared[memory] = clear.clone() if before is None else before | clear
+
+    def _close(self) -> None:
+        """Compare what was due in the last step with what was made: now every cell has had its call."""
+        if self._due is None:
+            return
+        nobody = torch.zeros_like(self._due)
+        cleared = torch.stack([self._cleared.get(memory, nobody) for memory in self._memories])
+        all_did, some_did = cleared.all(0), cleared.any(0)
+        self._counts += torch.stack([self._due & all_did, self._due & ~all_did, some_did & ~self._due]).sum(1)
+        self.age = torch.where(all_did, 0, self.age) + self._valid
+        self._cleared = {}

@@ -1,0 +1,281 @@
+"""How large gradients are, and how far back they reach, on memories whose reach is known."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from check import own
+from holdfast.errors import ContractError
+from holdfast.learn import replay
+from holdfast.monitor import advice, norms_by_module, reach, reach_back, reach_metrics
+from holdfast.policies.clock import clears
+from holdfast.worlds import draws
+from monitor.lives import POLICIES, T, graph, scripted, stored
+from small import make_small
+
+
+class WithOwnParameter(own.Small):
+    """Has a parameter that belongs to no part."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.scale = nn.Parameter(torch.ones(3))
+
+    def decode(self, features):
+        thoughts = super().decode(features)
+        return thoughts._replace(logits=self.scale * thoughts.logits)
+
+
+def with_gradients(policy):
+    again = replay(policy, stored(policy))
+    (again["act_log_prob"].mean() + again["values"].square().mean()).backward()
+    return policy
+
+
+def test_the_gradient_of_each_part_is_measured_and_a_parameter_of_its_own():
+    policy = with_gradients(make_small(WithOwnParameter))
+    found = norms_by_module(policy)
+    assert set(found) == {f"gradients/norm@{name}" for name in ("lstm", "inwards", "outwards", "scale")}
+    for name in ("lstm", "inwards", "outwards"):
+        flat = torch.cat([each.grad.flatten() for each in getattr(policy, name).parameters()])
+        torch.testing.assert_close(found[f"gradients/norm@{name}"], flat.norm())
+    torch.testing.assert_close(found["gradients/norm@scale"], policy.scale.grad.norm())
+
+
+def test_a_graph_is_told_component_by_component():
+    policy = with_gradients(graph())
+    found = norms_by_module(policy)
+    parts = {name for name, part in policy.components.items() if list(part.parameters())}
+    assert set(found) == {"gradients/norm@lstm", *(f"gradients/norm@components.{name}" for name in parts)}
+
+
+@pytest.mark.parametrize("kind", POLICIES)
+def test_the_parts_make_up_the_whole(kind):
+    policy = with_gradients(POLICIES[kind]())
+    whole = torch.cat([each.grad.flatten() for each in policy.parameters() if each.grad is not None]).norm()
+    parts = torch.stack(list(norms_by_module(policy).values()))
+    torch.testing.assert_close(parts.norm(), whole)
+
+
+def test_a_weight_that_two_parts_share_is_counted_once():
+    policy = make_small(WithOwnParameter)
+    policy.twin = policy.inwards
+    policy.alias = nn.Module()
+    policy.alias.register_parameter("weight", policy.outwards.weight)
+    found = norms_by_module(with_gradients(policy))
+    assert "gradients/norm@alias" not in found
+    assert "gradients/norm@twin" not in found
+
+
+def test_where_there_is_no_gradient_there_is_no_number():
+    assert norms_by_module(make_small()) == {}
+
+
+def by_hand(policy, segments, rows):
+    """The same by a loop over rows: what is said at the step that looks back furthest, for what is read."""
+    steps, masses = segments.steps, []
+    clear, valid = clears(steps, policy.clear_on), steps["valid"]
+    best = []
+    for b in range(len(segments)):
+        start, found = 0, (-1, T - 1)
+        for t in range(T):
+            start = t if clear[b, t] else start
+            found = max(found, (t - start, t)) if valid[b, t] else found
+        best.append((-found[0], b, found[1]))
+    for _, b, t in sorted(best)[:rows]:
+        x = policy.encode(steps["env_obs"][b]).detach()[None].requires_grad_()
+        y, _ = policy.lstm.cell(x, segments.entry[b : b + 1], clear[b : b + 1], valid[b : b + 1])
+        scores, value = policy.decode(y[0])
+        said = torch.cat([value[t : t + 1], torch.log_softmax(scores[t], -1)])
+        weight = 2 * draws.uniform(0, draws.STREAM_PROBE, torch.arange(4), 0) - 1
+        (grad,) = torch.autograd.grad((said * weight).sum(), x)
+        masses.append(torch.stack([grad[0, t - a].norm() if a <= t else torch.tensor(0.0) for a in range(T)]))
+    return torch.stack(masses).mean(0)
+
+
+@pytest.mark.parametrize("memory", ["lstm", "gru", "minlstm"])
+@pytest.mark.parametrize(("rows", "clear_on"), [(1, "episode"), (5, "episode"), (99, "trial")])
+def test_what_reaches_back_is_what_a_loop_over_rows_finds(memory, rows, clear_on):
+    policy = make_small(memory=memory, clear_on=clear_on)
+    segments = stored(policy)
+    found = reach_back(policy, segments, rows)
+    assert found.shape == (T,)
+    torch.testing.assert_close(found, by_hand(policy, segments, rows))
+    assert found[0] > 0
+
+
+@pytest.mark.parametrize("kind", POLICIES)
+def test_a_clear_cuts_it_exactly_and_before_it_everything_is_felt(kind):
+    policy = POLICIES[kind]()
+    segments = stored(policy)
+    where = torch.arange(T)
+    # One start in the third step of every row: from any step at most T - 3 are behind.
+    segments.steps["first"][:] = where == 2
+    segments.steps["valid"][:] = True
+    mass = reach_back(policy, segments)
+    assert (mass[: T - 2] > 0).all()
+    assert (mass[T - 2 :] == 0).all()
+
+
+def test_without_a_memory_only_the_present_is_felt():
+    policy = make_small(memory="none")
+    mass = reach_back(policy, stored(policy))
+    assert mass[0] > 0
+    assert (mass[1:] == 0).all()
+    assert reach(mass) == 1
+
+
+def test_a_policy_that_cuts_inside_feels_the_present_only():
+    policy = make_small(own.CutsInside)
+    mass = reach_back(policy, stored(policy))
+    assert mass[0] > 0
+    assert (mass[1:] == 0).all()
+
+
+class ReadsTwice(own.Small):
+    """Has its memory read the first half of a segment once more."""
+
+    def unroll(self, obs, first, state, valid=None):
+        if first.dim() == 2:
+            super().unroll(obs[:, :3], first[:, :3], state)
+        return super().unroll(obs, first, state, valid)
+
+
+def test_a_memory_that_does_not_read_every_step_equally_often_is_refused():
+    policy = make_small(ReadsTwice)
+    with pytest.raises(ContractError, match=f"read {T + 3} steps in a replay of {T}"):
+        reach_back(policy, stored(policy))
+
+
+def gated(keep):
+    """An LSTM that keeps this share of its cell each step, without other ties between steps."""
+    policy = make_small(num_layers=1)
+    cell, H = policy.lstm.cell, policy.hidden_size
+    with torch.no_grad():
+        weight_ih, weight_hh, bias_ih, bias_hh = cell.layer(0)
+        weight_hh.zero_()
+        weight_ih[H : 2 * H] = 0
+        bias_hh.zero_()
+        bias_ih[H : 2 * H] = {0.0: -1e4, 1.0: 1e4}.get(
+            keep, math.log(keep / (1 - keep)) if 0 < keep < 1 else 0
+        )
+    return policy
+
+
+def one_long_episode(policy):
+    """Rows in which nothing begins and the same is seen at every step."""
+    segments = stored(policy, scripted(starts=0.0, absences=False))
+    segments.steps["first"][:] = False
+    segments.steps["env_obs"][:] = segments.steps["env_obs"][:, :1]
+    return segments
+
+
+def test_shut_forget_gates_reach_nowhere():
+    policy = gated(0.0)
+    mass = reach_back(policy, one_long_episode(policy))
+    assert mass[0] > 0
+    assert (mass[1:] == 0).all()
+
+
+@pytest.mark.parametrize("keep", [0.25, 0.5, 0.9, 1.0])
+def test_a_cell_that_keeps_a_share_a_step_is_felt_by_that_share_less_a_step(keep):
+    policy = gated(keep)
+    mass = reach_back(policy, one_long_episode(policy))
+    # The present is felt through the output gate too.
+    torch.testing.assert_close(mass[2:] / mass[1:-1], torch.full((T - 2,), keep))
+    assert (reach(mass) > T / 2) == (keep >= 0.9)
+
+
+def test_the_rows_that_look_back_furthest_come_first():
+    policy = make_small()
+    segments = stored(policy)
+    segments.steps["valid"][:] = True
+    segments.steps["first"][:] = True
+    segments.steps["first"][7] = torch.arange(T) == 0
+    assert (reach_back(policy, segments, rows=1) > 0).all()
+    assert (reach_back(policy, segments, rows=2) > 0).all()
+
+
+def test_rows_in_which_nobody_acts_count_for_nothing():
+    policy = make_small()
+    segments = stored(policy)
+    segments.steps["valid"][:] = False
+    assert (reach_back(policy, segments) == 0).all()
+
+
+class DropsOut(own.DropsOut):
+    """Draws from the generator that all share."""
+
+
+@pytest.mark.parametrize("kind", [*POLICIES, "drops out"])
+def test_nothing_is_touched(kind):
+    policy = make_small(DropsOut) if kind == "drops out" else POLICIES[kind]()
+    segments = stored(policy)
+    replay(policy, segments)["values"].sum().backward()
+    grads = [None if each.grad is None else each.grad.clone() for each in policy.parameters()]
+    live, steps = policy.store.snapshot(), segments.steps.clone()
+    policy.eval()
+    policy.lstm.train()
+    generator = torch.get_rng_state()
+    with torch.no_grad():
+        reach_back(policy, segments)
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert not policy.training
+    assert policy.lstm.training
+    for each, grad in zip(policy.parameters(), grads, strict=True):
+        assert each.grad is None if grad is None else torch.equal(each.grad, grad)
+    assert (policy.store.snapshot().tree == live.tree).all()
+    assert (segments.steps == steps).all()
+    assert not policy.lstm.cell._forward_pre_hooks
+
+
+@given(st.lists(st.floats(0, 100), min_size=1, max_size=40), st.floats(0.01, 1.0))
+def test_a_reach_is_the_fewest_steps_that_hold_the_share(masses, share):
+    mass = torch.tensor(masses, dtype=torch.float64)
+    steps, total = reach(mass, share), mass.sum()
+    if total == 0:
+        assert steps == 0
+    else:
+        assert mass[:steps].sum() >= share * total * (1 - 1e-12)
+        assert mass[: steps - 1].sum() < share * total * (1 + 1e-12)
+        assert 1 <= steps <= len(mass)
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf])
+def test_what_is_not_finite_reaches_nowhere(odd):
+    mass = torch.tensor([1.0, odd])
+    assert reach_metrics(mass) == {"memory/gradient_reach": 0}
+
+
+def test_the_shares_within_powers_of_two_are_told():
+    found = reach_metrics(torch.tensor([4.0, 2.0, 1.0, 1.0, 0.0, 0.0]))
+    assert found == {
+        "memory/gradient_reach": 3,
+        "gradients/within@1": 0.5,
+        "gradients/within@2": 0.75,
+        "gradients/within@4": 1.0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("steps", "horizon", "told"),
+    [
+        (19, 64, "80 % of the gradient lies within 19 of 64 steps: a trainer.bptt_horizon of 32 would do."),
+        (1, 64, "80 % of the gradient lies within 1 of 64 steps: a trainer.bptt_horizon of 2 would do."),
+        (21, 64, "80 % of the gradient lies within 21 of 64 steps: a trainer.bptt_horizon of 32 would do."),
+        (22, 64, ""),
+        (47, 64, ""),
+        (48, 64, "80 % of the gradient lies within 48 of 64 steps, up to the segment's edge: a longer "),
+        (1, 1, "80 % of the gradient lies within 1 of 1 steps, up to the segment's edge: a longer "),
+        (0, 64, ""),
+    ],
+)
+def test_advice_is_one_line_or_none(steps, horizon, told):
+    said = advice(steps, horizon)
+    assert said.startswith(told)
+    assert bool(said) == bool(told)
+    assert "\n" not in said
