@@ -8,12 +8,12 @@ import time
 
 import torch
 
+from holdfast.build import build_policy, build_world
 from holdfast.check.watch import look
 from holdfast.config import change
 from holdfast.experience import Collector
-from holdfast.learn import update
+from holdfast.learn import Learner
 from holdfast.recipes import find_recipe
-from holdfast.train import build_policy, build_world
 
 ITERATIONS = 8
 
@@ -26,8 +26,7 @@ def main():
     policy = build_policy(config, world, device)
     horizon = trainer.bptt_horizon
     collector = Collector(world, policy, length=config.rollout_length, horizon=horizon, seed=0)
-    optimizer = torch.optim.Adam(policy.parameters(), lr=1e-3)
-    rows, epochs = trainer.minibatch_size // horizon, trainer.update_epochs
+    learner = Learner(policy, trainer, seed=0)
     looks, rests = [], []
     for iteration in range(ITERATIONS):
         begun = time.process_time()
@@ -35,7 +34,7 @@ def main():
         lived = time.process_time()
         look(policy, segments, world.agents)
         looked = time.process_time()
-        update(policy, optimizer, segments, trainer.ppo, ent_coef=0.01, epochs=epochs, rows=rows, seed=0)
+        learner.update(segments)
         looks.append(looked - lived)
         rests.append(time.process_time() - looked + lived - begun)
     share = statistics.median(looks) / statistics.median(rests)

@@ -5,12 +5,12 @@ import inspect
 import pytest
 import torch
 
+from holdfast.build import build_world
 from holdfast.config import Config, change, read_config
 from holdfast.errors import ConfigError
 from holdfast.knobs import WORLD_KNOBS, RecallWorld
 from holdfast.recipes import find_recipe
 from holdfast.report import difference
-from holdfast.train import build_world
 from holdfast.worlds import WORLDS
 
 BASE = find_recipe("recall")

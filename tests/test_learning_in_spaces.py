@@ -17,7 +17,7 @@ KEYS = {
     "trainer.minibatch_size": 256,
     "trainer.update_epochs": 4,
     "trainer.ppo.ent_coef": 0.0,
-    "trainer.ppo.ent_coef_end": 0.0,
+    "schedule.trainer.ppo.ent_coef": "constant",
 }
 
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 import holdfast
+from holdfast.build import build_world
 from holdfast.config import change
 from holdfast.experience import as_batch
 from holdfast.recipes import find_recipe
-from holdfast.train import build_world
 from lived import anything, live, returns_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("annotations_asleep")]

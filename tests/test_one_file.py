@@ -13,9 +13,10 @@ import pytest
 import torch
 
 import holdfast
-from holdfast.config import PPO
 from holdfast.experience import Collector, evaluate, minibatches
-from holdfast.learn import loss_of, replay, targets_of, update
+from holdfast.learn import loss_of, normalised, replay, targets_of
+from holdfast.trainer_knobs import PPO
+from learning import learner_for
 
 PATH = Path(__file__).parents[1] / "examples" / "one_file.py"
 AGENTS, HORIZON, LENGTH = 8, 16, 32
@@ -166,17 +167,18 @@ def relative_gradients_apart(policy, net):
 
 def targets_apart(both):
     """How far advantages and returns are apart."""
-    ours = targets_of(both.segments, gamma=GAMMA, lam=LAM)
+    ours = targets_of(both.segments, PPO(gamma=GAMMA, gae_lambda=LAM))
     advantages, returns = oracle.advantages(both.lived, GAMMA, LAM)
     return max(apart(ours.advantages, advantages), apart(ours.returns, returns))
 
 
 def backward_both(both, rows, **knobs):
     """Take the gradient of the full loss of some rows on both sides, each from its own targets."""
-    ppo = PPO(gamma=GAMMA, gae_lambda=LAM, clip_coef=oracle.Config().clip, vf_coef=0.5, **knobs)
-    targets = targets_of(both.segments, gamma=GAMMA, lam=LAM)
-    chosen = dataclasses.replace(targets, advantages=targets.advantages[rows], returns=targets.returns[rows])
-    loss, _ = loss_of(both.policy, both.segments.rows(rows), chosen, ppo, ENT_COEF)
+    fixed = {"gamma": GAMMA, "gae_lambda": LAM, "vf_coef": 0.5, "ent_coef": ENT_COEF}
+    ppo = PPO(clip_coef=oracle.Config().clip, **fixed, **knobs)
+    some = both.segments.rows(rows)
+    goal = normalised(targets_of(both.segments, ppo).rows(rows), some, ppo, None)
+    loss, _, _ = loss_of(both.policy, some, goal, ppo)
     loss.backward()
     cfg = dataclasses.replace(oracle.Config(), vf_clip=ppo.vf_clip_coef if ppo.clip_vloss else None)
     part = oracle.Rollout(*(field[rows] for field in both.lived))
@@ -327,9 +329,10 @@ def test_two_iterations_of_training_end_in_the_same_weights(monkeypatch):
     policy = make_talkative_policy(world, torch.float64)
     net, before = carry_over(policy, cues=4), carry_over(policy, cues=4)
     collector = Collector(world, policy, length=HORIZON, horizon=HORIZON, seed=7)
-    ours, theirs = (torch.optim.Adam(module.parameters(), lr=1e-2) for module in (policy, net))
+    theirs = torch.optim.Adam(net.parameters(), lr=1e-2)
     cfg = dataclasses.replace(oracle.Config(), gamma=GAMMA, lam=LAM)
-    ppo = PPO(gamma=GAMMA, gae_lambda=LAM, clip_coef=cfg.clip, vf_coef=cfg.vf_coef, clip_vloss=False)
+    losses = {"clip_coef": cfg.clip, "vf_coef": cfg.vf_coef, "clip_vloss": False, "ent_coef": ENT_COEF}
+    learner, ppo = None, PPO(gamma=GAMMA, gae_lambda=LAM, **losses)
     seen, state = twin.reset(), net.blank(AGENTS)
     for version in range(2):
         segments = collector.rollout(version=version)
@@ -337,7 +340,8 @@ def test_two_iterations_of_training_end_in_the_same_weights(monkeypatch):
         lived, seen, state = oracle.rollout(net, twin, seen, state, HORIZON)
         orders = [minibatches(segments, 4, seed=7, epoch=2 * version + epoch) for epoch in range(2)]
         oracle.update(net, theirs, lived, [rows for order in orders for rows in order], cfg, ENT_COEF)
-        learnt = update(policy, ours, segments, ppo, ent_coef=ENT_COEF, epochs=2, rows=4, seed=7)
+        learner = learner or learner_for(policy, segments, ppo, epochs=2, seed=7)
+        learnt = learner.update(segments)
     assert learnt["losses/clipfrac"] > 0, "some ratios were clipped"
     for name, mine, other in pairs(policy, net):
         assert apart(as_oracle(name, mine), other) <= 1e-9, name

@@ -12,13 +12,13 @@ import torch
 from safetensors.torch import load_file
 
 import holdfast
+from holdfast.build import build_policy, build_world
 from holdfast.cli import main
 from holdfast.config import Config, change
 from holdfast.keep import load_weights
 from holdfast.policies import POLICIES
 from holdfast.recipes import find_recipe
 from holdfast.report import METRICS
-from holdfast.train import build_policy, build_world
 from holdfast.worlds import draws
 
 ROOT = Path(__file__).parents[1]

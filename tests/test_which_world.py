@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from holdfast import make_world, which_world
+from holdfast.build import build_world
 from holdfast.cli import main
 from holdfast.config import change, keys_of, read_config
 from holdfast.errors import ConfigError
 from holdfast.recipes import find_recipe
-from holdfast.train import build_world, train
+from holdfast.train import train
 from holdfast.which_world import GymKnobs, knobs_of
 from holdfast.worlds.gym import GymWorld
 

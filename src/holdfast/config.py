@@ -16,8 +16,12 @@ from pydantic import (
 
 from holdfast.errors import ConfigError, did_you_mean
 from holdfast.knobs import WORLD_KNOBS, Knobs, RecallWorld
-from holdfast.values import Count, HowOften, first_complaint, optional, plain_name
-from holdfast.which_world import Parts, SomeWorld, knobs_of
+from holdfast.sizes import misfit
+from holdfast.trainer_knobs import SCHEDULED, Schedule, Trainer, scheduled_from, with_numbers
+from holdfast.values import Count, first_complaint, optional, plain_name
+from holdfast.which_world import SomeWorld, knobs_of
+
+SCHEDULE = "schedule."
 
 
 class Policy(Knobs):
@@ -52,62 +56,13 @@ class Memory(Knobs):
     )
 
 
-class Optimizer(Knobs):
-    """Adam."""
-
-    learning_rate: float = Field(default=0.000457, gt=0, description="step size at the start")
-    learning_rate_end: Annotated[float | None, BeforeValidator(optional)] = Field(
-        default=None, ge=0, description="step size at the end, reached linearly; none: constant"
-    )
-    beta1: float = Field(default=0.9, ge=0, lt=1, description="decay of the mean of gradients")
-    beta2: float = Field(default=0.999, ge=0, lt=1, description="decay of the mean of squared gradients")
-    eps: float = Field(default=1e-8, gt=0, description="added to the denominator")
-
-
-class PPO(Knobs):
-    """The loss."""
-
-    gamma: float = Field(default=0.977, ge=0, le=1, description="discount of rewards a step later")
-    gae_lambda: float = Field(default=0.916, ge=0, le=1, description="mix of short and long advantages")
-    clip_coef: float = Field(default=0.1, gt=0, description="how far the probability ratio may move")
-    vf_coef: float = Field(default=0.44, ge=0, description="weight of the value loss")
-    vf_clip_coef: float = Field(default=0.1, gt=0, description="how far the value may move if clip_vloss")
-    clip_vloss: bool = Field(default=True, description="clip the value loss")
-    ent_coef: float = Field(default=0.0021, ge=0, description="weight of the entropy bonus at the start")
-    ent_coef_end: Annotated[float | None, BeforeValidator(optional)] = Field(
-        default=None, ge=0, description="weight of the entropy bonus at the end, linearly; none: constant"
-    )
-    norm_adv: bool = Field(default=True, description="normalise advantages in each minibatch")
-    max_grad_norm: float = Field(default=0.5, gt=0, description="gradients longer than this are shortened")
-
-
-class Trainer(Knobs):
-    """The loop."""
-
-    total_timesteps: Count = Field(
-        default=50_000_000,
-        ge=1,
-        description="steps of the whole run, in whole batches; rows nobody acts in are among them",
-    )
-    batch_size: Count = Field(
-        default=524288, ge=1, le=2**40, description="steps collected before each update"
-    )
-    minibatch_size: Count = Field(default=16384, ge=1, description="steps of one gradient step")
-    bptt_horizon: Count = Field(default=64, ge=1, description="steps of a segment: how far gradients reach")
-    update_epochs: Count = Field(default=1, ge=1, description="times each collected step is trained on")
-    num_workers: Count = Field(
-        default=1, ge=1, description="worker processes; worlds run in this one whatever it says"
-    )
-    check: HowOften = Field(
-        default="first",
-        description="check replay and clear on what is stored: first (two updates), every:N updates, off",
-    )
-    eval_episodes: Count = Field(default=2000, ge=1, description="episodes of the final evaluation")
-    eval_worlds: Parts = Field(
-        default=(), description="other worlds to evaluate on, too: 'recall delay=16 + recall delay=32'"
-    )
-    optimizer: Optimizer = Optimizer()
-    ppo: PPO = PPO()
+def _schedules(value: Any) -> Any:
+    """Read none; single schedules are given by their keys."""
+    if isinstance(value, str):
+        if optional(value) is None:
+            return ()
+        raise ValueError("write schedule.KEY=KIND:END, or schedule=none for no schedule at all")
+    return value
 
 
 class Config(Knobs):
@@ -122,51 +77,53 @@ class Config(Knobs):
     threads: Count = Field(
         default=1, ge=0, description="CPU threads of torch, 0 for its own choice; small networks want 1"
     )
-    wandb: Literal["off"] = Field(default="off", description="off: nothing leaves this machine")
+    wandb: Literal["off", "offline", "online"] = Field(
+        default="off", description="mirror the metrics to Weights & Biases; only online leaves this machine"
+    )
+    tensorboard: Literal["off", "on"] = Field(default="off", description="mirror the metrics to TensorBoard")
+    trackio: Literal["off", "on"] = Field(default="off", description="mirror the metrics to Trackio")
+    trace: Annotated[Count | None, BeforeValidator(optional)] = Field(
+        default=None, ge=0, description="tell the life of this agent as it goes on; none: of nobody"
+    )
     world: SomeWorld = RecallWorld()
     policy: Policy = Policy()
     memory: Memory = Memory()
     trainer: Trainer = Trainer()
+    schedule: Annotated[tuple[Schedule, ...], BeforeValidator(_schedules)] = Field(
+        default=(), description="schedule.KEY=KIND:END: constant, linear, cosine, exponential, logarithmic"
+    )
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> "Config":
         """Demand whole segments in a minibatch, whole minibatches in a batch, and every step trained on."""
-        t, rows = self.trainer, self.world.agents * self.trainer.bptt_horizon
-        if t.batch_size % rows:
-            is_what = f"world.agents * trainer.bptt_horizon = {self.world.agents} * {t.bptt_horizon} = {rows}"
-        elif t.minibatch_size % t.bptt_horizon:
-            raise ValueError(
-                f"trainer.minibatch_size={t.minibatch_size} is not a multiple of trainer.bptt_horizon="
-                f"{t.bptt_horizon}; try trainer.minibatch_size={_join(self._minibatches_nearby())}."
-            )
-        elif t.batch_size % t.minibatch_size:
-            is_what = f"trainer.minibatch_size={t.minibatch_size}"
-        else:
-            return self
-        minibatch = t.minibatch_size
-        if minibatch % t.bptt_horizon:
-            fit = [size for size in range(1, self.world.agents + 1) if self.world.agents % size == 0]
-            want = minibatch / t.bptt_horizon
-            minibatch = t.bptt_horizon * min(fit, key=lambda size: abs(size - want))
-        whole = math.lcm(rows, minibatch)
-        below = t.batch_size // whole * whole
-        sizes = [size for size in (below, below + whole, below + 2 * whole) if size > 0]
-        also = "" if minibatch == t.minibatch_size else f" with trainer.minibatch_size={minibatch}"
-        raise ValueError(
-            f"trainer.batch_size={t.batch_size} is not a multiple of {is_what}, so some steps would never be "
-            f"trained on; try trainer.batch_size={_join(sizes)}{also}."
+        told = misfit(
+            agents=self.world.agents,
+            horizon=self.trainer.bptt_horizon,
+            batch=self.trainer.batch_size,
+            minibatch=self.trainer.minibatch_size,
+            accumulate=self.trainer.accumulate,
         )
+        if told:
+            raise ValueError(told)
+        if self.trainer.stale == "burn_in" and self.trainer.burn_in > self.trainer.bptt_horizon:
+            raise ValueError(
+                f"trainer.burn_in={self.trainer.burn_in} is longer than a segment; "
+                f"try trainer.burn_in={self.trainer.bptt_horizon} or less."
+            )
+        return self
 
-    def _minibatches_nearby(self) -> list[int]:
-        """Find the nearest sizes on both sides that hold whole segments and divide the batch."""
-        segments = self.trainer.batch_size // self.trainer.bptt_horizon
-        want = self.trainer.minibatch_size / self.trainer.bptt_horizon
-        small = [size for size in range(1, math.isqrt(segments) + 1) if segments % size == 0]
-        fit = sorted({*small, *(segments // size for size in small)})
-        below = [size for size in fit if size < want][-1:]
-        return [
-            size * self.trainer.bptt_horizon for size in below + [size for size in fit if size > want][:1]
-        ]
+    @model_validator(mode="after")
+    def _schedules_can_be(self) -> "Config":
+        """Demand numbers that may change while a run goes on, and ends that they may have."""
+        for each in self.schedule:
+            start = scheduled_from(self.trainer, each)
+            if each.kind == "exponential" and min(start, each.end) <= 0:
+                raise ValueError(
+                    f"schedule.{each.key}={each.kind}:{each.end:g} goes from {start:g} to {each.end:g}; an "
+                    "exponential needs both above 0: use linear or cosine."
+                )
+            with_numbers(self.trainer, {each.key: each.end})
+        return self
 
     @property
     def rollout_length(self) -> int:
@@ -212,6 +169,9 @@ def change(config: Config, overrides: Mapping[str, Any]) -> Config:
         if key in changed:
             raise ConfigError(f"{word}={given} says {key} a second time; which one is meant?")
         changed.add(key)
+        if key.startswith(SCHEDULE):
+            tree["schedule"] = _rescheduled(tree["schedule"], key.removeprefix(SCHEDULE), value)
+            continue
         if key not in known:
             hint = _world_hint(key, world, known) if key.startswith("world.") else _hint(key, known)
             raise ConfigError(f"There is no key {key!r}; {hint}")
@@ -224,6 +184,24 @@ def change(config: Config, overrides: Mapping[str, Any]) -> Config:
         return Config.model_validate(tree)
     except ValidationError as error:
         raise ConfigError(first_complaint(error)) from None
+
+
+def _rescheduled(schedules: Iterable[Any], key: str, value: Any) -> list[Any]:
+    """Put one schedule in the place of another; constant is none."""
+    kind, colon, end = str(value).partition(":")
+    if key not in SCHEDULED:
+        known = f"what can be scheduled is {', '.join(SCHEDULED)}."
+        ends_so = [name for name in SCHEDULED if name.rpartition(".")[2] == key]
+        hint = f"did you mean schedule.{ends_so[0]}?" if ends_so else did_you_mean(key, SCHEDULED, known)
+        raise ConfigError(f"schedule.{key}: that is no number which is read in every iteration; {hint}")
+    others = [each for each in schedules if each["key"] != key]
+    if kind == "constant":
+        return others
+    if not colon:
+        raise ConfigError(
+            f"schedule.{key}={value}: write KIND:END, for example linear:0, or constant for no schedule."
+        )
+    return [*others, {"key": key, "kind": kind, "end": end}]
 
 
 def _world_meant(config: Config, overrides: Mapping[str, Any]) -> str:

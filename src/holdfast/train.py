@@ -1,7 +1,5 @@
 """The loop: collect, learn, report; then evaluate and save."""
 
-import copy
-import math
 import re
 import sys
 import time
@@ -14,24 +12,31 @@ from typing import Any
 
 import torch
 
-from holdfast.check.watch import due, look
+from holdfast.build import build_policy, build_world, load_teacher, pick_device
+from holdfast.check.watch import look
 from holdfast.config import Config, change
-from holdfast.errors import ConfigError, ContractError
-from holdfast.experience import Collector, MemoryMode, evaluate
-from holdfast.keep import RunFolder, create_folder, listening_for_stop
-from holdfast.knobs import WorldKnobs
-from holdfast.learn import update
-from holdfast.policies import LSTMWrapper, PurePolicy, make_policy
+from holdfast.exam import final_evaluation, require_playable
+from holdfast.experience import Collector
+from holdfast.keep import Kept, RunFolder, create_folder, listening_for_stop
+from holdfast.learn import Learner, Lesson, heard_by, knobs_at, weight_metrics
+from holdfast.monitor import Observer, Trace
+from holdfast.policies import LSTMWrapper
 from holdfast.recipes import find_recipe, recipe_for
-from holdfast.report import MetricsFile, RunConsole, difference, title_of
-from holdfast.which_world import MixtureKnobs
-from holdfast.worlds import World, WorldSpec, closing_world, draws, make_world, options_of
+from holdfast.report import (
+    MetricsFile,
+    RunConsole,
+    Tell,
+    Trackers,
+    difference,
+    open_trackers,
+    require_trackers,
+    title_of,
+)
+from holdfast.trainer_knobs import Teacher, Trainer, scheduled_from
+from holdfast.values import due
+from holdfast.worlds import World, WorldSpec, closing_world
 
-EVALUATION_AGENTS = 250
-EVALUATIONS: dict[str, MemoryMode] = {
-    "eval/return_mean": "intact",
-    "eval/return_mean_memory_cleared": "cleared",
-}
+LEARNING_RATE = "trainer.optimizer.learning_rate"
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,7 @@ class Run:
     """What a run left behind."""
 
     folder: Path
-    checkpoint: Path
+    checkpoint: Path | None
     policy: LSTMWrapper
     spec: WorldSpec
     metrics: dict[str, int | float]
@@ -68,31 +73,49 @@ def _run(recipe: str, config: Config, device: torch.device, command: str) -> Run
 
 def _run_in(world: World, recipe: str, config: Config, device: torch.device, command: str) -> Run:
     policy = build_policy(config, world, device)
-    _require_playable(config, policy, device)
+    require_playable(config, policy, device)
+    require_trackers(**_trackers(config))
+    traced = None if config.trace is None else Trace(policy, world.agents, config.trace)
     folder = create_folder(config, config.run or _name(config), command, policy)
     title = title_of(config, folder.path.name, policy, device)
     console = RunConsole(config.iterations, title=title, horizon=config.trainer.bptt_horizon)
     _announce(console, recipe, config, folder)
     metrics: dict[str, int | float] = {"iteration": 0, "global_step": 0}
-    ended = 0.0
-    with closing(MetricsFile(folder.metrics)) as file:
+    ended, kept = 0.0, Kept(folder, policy, config)
+    tell = Tell(console.say, traced, folder.path / "trace.txt")
+    with closing(MetricsFile(folder.metrics)) as file, _mirrors(config, folder, console) as mirrors:
         try:
             with console, listening_for_stop() as stop:
-                for metrics in iterations(config, world, policy):
+                for metrics in iterations(config, world, policy, tell):
                     file.write(metrics)
+                    mirrors.write(metrics)
                     console.show(metrics)
                     ended += metrics["charts/episodes"]
                     if stop:
                         break
+                    kept.now_and_then(int(metrics["iteration"]))
         finally:
             # Before anything else: what was learnt is not lost, whatever comes.
-            checkpoint = folder.save(policy, config, int(metrics["iteration"]))
+            told = kept.at_last(int(metrics["iteration"]))
             if sys.exception() is not None:
-                console.say(f"what was learnt until the last whole iteration is saved: {checkpoint}")
+                console.say(told)
+        tell.advise()
         scores = None if stop else _evaluated(config, policy, device, console, bool(ended))
         if scores:
-            file.write({key: metrics[key] for key in ("iteration", "global_step")} | scores)
-    return Run(folder.path, checkpoint, policy, world.spec, metrics | (scores or {}), scores is not None)
+            last = {key: metrics[key] for key in ("iteration", "global_step")} | scores
+            file.write(last)
+            mirrors.write(last)
+    found = metrics | (scores or {})
+    return Run(folder.path, kept.checkpoint, policy, world.spec, found, scores is not None)
+
+
+def _trackers(config: Config) -> dict[str, Any]:
+    return {"wandb": config.wandb, "tensorboard": config.tensorboard, "trackio": config.trackio}
+
+
+def _mirrors(config: Config, folder: RunFolder, console: RunConsole) -> Trackers:
+    told = config.model_dump(mode="json")
+    return open_trackers(folder.path, folder.path.name, told, say=console.say, **_trackers(config))
 
 
 def _evaluated(
@@ -109,127 +132,86 @@ def _evaluated(
         return None
 
 
-def iterations(config: Config, world: World, policy: LSTMWrapper) -> Iterator[dict[str, int | float]]:
+def iterations(
+    config: Config, world: World, policy: LSTMWrapper, tell: Tell | None = None
+) -> Iterator[dict[str, int | float]]:
     """Collect and learn, again and again; yield what each iteration measured."""
-    trainer = config.trainer
-    collector = Collector(
-        world, policy, length=config.rollout_length, horizon=trainer.bptt_horizon, seed=config.seed
-    )
-    adam = trainer.optimizer
-    optimizer = torch.optim.Adam(policy.parameters(), betas=(adam.beta1, adam.beta2), eps=adam.eps)
-    begun, lived = time.perf_counter(), 0
+    trainer, agents, begun, lived = config.trainer, world.agents, time.perf_counter(), 0
+    tell = tell or Tell()
+    steps = config.iterations * trainer.batch_size
+    observer = Observer(policy, agents=agents, total_steps=steps, often=trainer.monitor)
+    lessons = [_lesson(each, config, world, policy) for each in trainer.teachers]
+    collector = _collector(config, world, policy, lessons, observer)
+    learner = Learner(policy, trainer, config.seed)
     for iteration in range(config.iterations):
         before, progress = time.perf_counter(), iteration / config.iterations
-        learning_rate = _anneal(adam.learning_rate, adam.learning_rate_end, progress)
-        ent_coef = _anneal(trainer.ppo.ent_coef, trainer.ppo.ent_coef_end, progress)
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate
-        segments = collector.rollout(version=iteration)
-        looked = look(policy, segments, world.agents) if due(trainer.check, iteration) else {}
-        learnt = update(
-            policy,
-            optimizer,
-            segments,
-            trainer.ppo,
-            ent_coef=ent_coef,
-            epochs=trainer.update_epochs,
-            rows=trainer.minibatch_size // trainer.bptt_horizon,
-            seed=config.seed,
-        )
+        knobs = knobs_at(config, progress)
+        with observer.listening():
+            segments = collector.rollout(version=iteration)
+        tell.rollout(segments, iteration)
+        looked = look(policy, segments, agents) if due(trainer.check, iteration) else {}
+        with collector.stopwatch.timing("update"):
+            heard, onlooker = [*heard_by(lessons, segments, lived)], observer.look(segments, iteration)
+            learnt = learner.update(segments, knobs, progress=progress, heard=heard, onlooker=onlooker)
+            learnt |= learner.refresh(segments, collector, knobs)
+        tell.update(iteration, learnt)
         now, lived = time.perf_counter(), lived + segments.lived
-        yield {
+        if trainer.analyze_weights_interval and (iteration + 1) % trainer.analyze_weights_interval == 0:
+            looked |= weight_metrics(policy)
+        metrics = {
             "iteration": iteration + 1,
             "global_step": lived,
             "seconds": now - begun,
             "charts/SPS": segments.lived / (now - before),
-            "charts/learning_rate": learning_rate,
-            "charts/ent_coef": ent_coef,
+            **_split(collector.stopwatch.take(), now - before),
+            **_scheduled(config, knobs),
             **collector.episodes.take(),
             **learnt,
+            **observer.take(segments, lived),
             **looked,
         }
+        tell.saw(metrics, trainer.bptt_horizon)
+        tell.alarm(observer.alarm())
+        yield metrics
 
 
-def final_evaluation(config: Config, policy: LSTMWrapper, device: torch.device) -> dict[str, int | float]:
-    """Play greedily on episodes the training never saw, with the memory intact and with it cleared.
-
-    The worlds of a mixture are played one by one too, and so are `trainer.eval_worlds`.
-    """
-    episodes, scores = config.trainer.eval_episodes, dict[str, int | float]()
-    seed = draws.seed_of(config.seed, draws.STREAM_UNSEEN)
-    for label, knobs in _worlds_to_play(config).items():
-        crowd, fewest = _crowd(knobs, device)
-        agents = max(fewest, math.ceil(min(EVALUATION_AGENTS, episodes) / crowd) * crowd)
-        with closing_world(_build(knobs, device, agents=agents, seed=seed)) as unseen:
-            for name, memory in EVALUATIONS.items():
-                found = evaluate(policy, unseen, episodes=episodes, memory=memory)
-                scores[f"{name}@{label}" if label else name] = found.return_mean
-    return scores
-
-
-def _worlds_to_play(config: Config) -> dict[str, WorldKnobs]:
-    inside = config.world.parts if isinstance(config.world, MixtureKnobs) else ()
-    return {"": config.world} | {part.label: part.world for part in (*inside, *config.trainer.eval_worlds)}
-
-
-def _crowd(knobs: WorldKnobs, device: torch.device) -> tuple[int, int]:
-    """Say in what multiples a world takes agents, and how few; one of yours says it in its spec."""
-    with closing_world(_build(knobs, device, agents=knobs.agents, seed=0)) as world:
-        return world.spec.crowd, world.spec.crowd * max(1, len(world.spec.parts))
-
-
-def _require_playable(config: Config, policy: LSTMWrapper, device: torch.device) -> None:
-    """Refuse worlds that the policy cannot be evaluated in before anybody trains for hours."""
-    for label, knobs in _worlds_to_play(config).items():
-        if label:
-            with closing_world(_build(knobs, device, agents=knobs.agents, seed=0)) as world:
-                try:
-                    copy.deepcopy(policy).bind(world.spec, learn=False)
-                except ContractError as error:
-                    raise ConfigError(f"trainer.eval_worlds: {label} cannot be played: {error}") from error
-
-
-def pick_device(config: Config) -> torch.device:
-    """Choose where to compute."""
-    if config.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device=cuda, but torch finds no GPU here; use device=cpu or device=auto.")
-    chosen = "cuda" if config.device == "auto" and torch.cuda.is_available() else config.device
-    if chosen == "cuda":
-        # float32 means float32: with tf32, replaying differs from living by 5e-4.
-        torch.backends.cudnn.allow_tf32 = False
-    return torch.device("cpu" if chosen == "auto" else chosen)
-
-
-def build_world(config: Config, device: torch.device, *, agents: int, seed: int) -> World:
-    """Build the configured world for some number of agents."""
-    return _build(config.world, device, agents=agents, seed=seed)
-
-
-def _build(knobs: WorldKnobs, device: torch.device, *, agents: int, seed: int) -> World:
-    return make_world(knobs.name, agents=agents, seed=seed, device=device, **options_of(knobs))
-
-
-def build_policy(config: Config, world: World, device: torch.device) -> LSTMWrapper:
-    """Build the configured policy for a world."""
-    knobs = config.policy
-    asked = {
-        "hidden_size": knobs.hidden_size,
-        "num_layers": knobs.num_layers,
-        "memory": knobs.memory,
-        "memory_init": knobs.memory_init,
-    }
-    policy = make_policy(
-        knobs.name,
+def _collector(
+    config: Config, world: World, policy: LSTMWrapper, lessons: list[Lesson], observer: Observer
+) -> Collector:
+    trainer = config.trainer
+    return Collector(
         world,
+        policy,
+        length=config.rollout_length,
+        horizon=trainer.bptt_horizon,
         seed=config.seed,
-        clear_on=config.memory.clear_on,
-        **{key: value for key, value in asked.items() if value not in (None, "auto")},
-    ).to(device)
-    if knobs.compile:
-        if not isinstance(policy, PurePolicy):
-            raise ConfigError(f"policy.compile=true needs a RecurrentPolicy; {knobs.name} is none.")
-        policy.compile_parts()
-    return policy
+        lead=trainer.burn_in if trainer.stale == "burn_in" else 0,
+        shorten=all(lesson.policy.any_length for lesson in lessons),
+        saw=observer.saw,
+    )
+
+
+def _lesson(teacher: Teacher, config: Config, world: World, policy: LSTMWrapper) -> Lesson:
+    """Let a teacher live along."""
+    device = next(policy.parameters()).device
+    rows = config.trainer.minibatch_size // config.trainer.bptt_horizon
+    known = load_teacher(teacher.run, world, device)
+    lesson = Lesson(Path(teacher.run).name, known, teacher, agents=world.agents, at_once=rows)
+    lesson.require_same_actions(policy)
+    return lesson
+
+
+def _scheduled(config: Config, knobs: Trainer) -> dict[str, float]:
+    """Tell the numbers that change in the course of a run; the step size always."""
+    found = {"charts/learning_rate": knobs.optimizer.learning_rate}
+    others = (each for each in config.schedule if each.key != LEARNING_RATE)
+    return found | {f"charts/scheduled@{each.key}": scheduled_from(knobs, each) for each in others}
+
+
+def _split(seconds: dict[str, float], total: float) -> dict[str, float]:
+    """Tell what the time of an iteration went to."""
+    parts = {f"time/{part}": seconds.get(part, 0.0) for part in ("world", "forward", "copy", "update")}
+    return parts | {"time/other": max(0.0, total - sum(parts.values()))}
 
 
 @contextmanager
@@ -238,10 +220,6 @@ def _own_randomness(seed: int, device: torch.device) -> Iterator[None]:
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield
-
-
-def _anneal(start: float, end: float | None, progress: float) -> float:
-    return start if end is None else start + (end - start) * progress
 
 
 def _name(config: Config) -> str:

@@ -1,6 +1,7 @@
 """How values are written: 1e6 and 5_000 are whole numbers, 4..24 is a range, none is nothing."""
 
 import re
+import shlex
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, ValidationError
@@ -62,11 +63,41 @@ def how_often(value: Any) -> Any:
     return f"every:{count}"
 
 
+def due(when: str, iteration: int) -> bool:
+    """Say whether something is to be done in an iteration, counted from 0: `first`, `every:N` or `off`.
+
+    The first two iterations are looked at in any case: before the second, nothing was carried over.
+    """
+    if when == "off":
+        return False
+    return iteration < 2 or (when != "first" and iteration % int(when.partition(":")[2]) == 0)
+
+
 def listed(value: Any) -> Any:
     """Accept a,b,c for several."""
     if isinstance(value, str):
         return [] if optional(value) is None else [word.strip() for word in value.split(",")]
     return value
+
+
+def several_named(said: str, example: str) -> list[tuple[str, dict[str, str]]]:
+    """Read `NAME key=value ... + NAME ...` as names with their keys."""
+    found = []
+    for part in said.split(" + "):
+        try:
+            words = shlex.split(part)
+        except ValueError as error:
+            raise ValueError(f"{part!r} cannot be read: {str(error).lower()}") from None
+        if not words:
+            raise ValueError(f"name something on both sides of each +, as in '{example}'")
+        keys: dict[str, str] = {}
+        for word in words[1:]:
+            key, equals, given = word.partition("=")
+            if not equals or not key or not given:
+                raise ValueError(f"{word!r} is not key=value; write for example '{example}'")
+            keys[key] = given
+        found.append((words[0], keys))
+    return found
 
 
 def first_complaint(error: ValidationError, prefix: str = "") -> str:

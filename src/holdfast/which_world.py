@@ -2,7 +2,6 @@
 
 import inspect
 import re
-import shlex
 from functools import lru_cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -14,7 +13,7 @@ from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError, cr
 from holdfast.errors import ConfigError, did_you_mean
 from holdfast.knobs import WORLD_KNOBS, Knobs, WorldKnobs
 from holdfast.named import find_named
-from holdfast.values import Count, Names, Numbers, first_complaint, optional
+from holdfast.values import Count, Names, Numbers, first_complaint, optional, several_named
 
 GYM, POPGYM, MIXTURE = "gym:", "popgym:", "mixture"
 RESERVED = ("agents", "seed", "device", "name", "crowd")
@@ -195,28 +194,12 @@ def as_parts(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     parts = []
-    for said in value.split(" + "):
-        words = _words(said)
-        if not words:
-            raise ValueError("name a world on both sides of each +, as in 'recall + n_back'")
-        keys: dict[str, Any] = {}
-        for word in words[1:]:
-            key, equals, given = word.partition("=")
-            if not equals or not key or not given:
-                raise ValueError(f"{word!r} is not key=value; write for example 'recall delay=8 + n_back'")
-            keys[key] = given
+    for name, keys in several_named(value, "recall delay=8 + n_back"):
         if "agents" in keys:
             raise ValueError("agents are shared out by weight; leave agents= out")
         weight = {"weight": keys.pop("weight")} if "weight" in keys else {}
-        parts.append({"world": {"name": words[0], **keys}, **weight})
+        parts.append({"world": {"name": name, **keys}, **weight})
     return parts
-
-
-def _words(said: str) -> list[str]:
-    try:
-        return shlex.split(said)
-    except ValueError as error:
-        raise ValueError(f"{said!r} cannot be read: {str(error).lower()}") from None
 
 
 SomeWorld = Annotated[SerializeAsAny[WorldKnobs], BeforeValidator(as_world)]

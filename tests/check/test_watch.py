@@ -11,9 +11,10 @@ import holdfast
 from check import own
 from holdfast.check.script import write_script
 from holdfast.check.subjects.wrapper import ScriptedWorld
-from holdfast.check.watch import due, look
+from holdfast.check.watch import look
 from holdfast.errors import ConfigError, ContractError
 from holdfast.experience import Collector
+from holdfast.values import due
 from small import SPEC, make_small
 
 SHORT = {

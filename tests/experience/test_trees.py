@@ -10,12 +10,12 @@ from torch import nn
 
 from holdfast import make_policy
 from holdfast.check.watch import look
-from holdfast.config import PPO
 from holdfast.errors import ConfigError, ContractError
 from holdfast.experience import Collector, evaluate
-from holdfast.learn import replay, update
+from holdfast.learn import replay
 from holdfast.policies import RecurrentPolicy, Thoughts
 from holdfast.worlds import WorldSpec
+from learning import learn_from
 from scripted import Reader, Scripted, random_script
 from small import make_small
 from spaces_worlds import NamePlace, SayNumber, SayNumberInATree
@@ -100,8 +100,7 @@ def test_collecting_learning_and_playing_work_in_every_space(kind):
     assert looked["memory/check_replay"] <= 1e-5
     assert looked["memory/check_clear"] == 0
     before = [weight.clone() for weight in policy.parameters()]
-    optimizer = torch.optim.Adam(policy.parameters(), lr=1e-3)
-    learnt = update(policy, optimizer, segments, PPO(), ent_coef=0.01, epochs=1, rows=4, seed=0)
+    learnt = learn_from(policy, segments)
     assert learnt["memory/replay_error"] <= 1e-5
     moved = [not a.equal(b) for a, b in zip(before, policy.parameters(), strict=True)]
     assert all(moved)

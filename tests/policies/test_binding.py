@@ -11,15 +11,14 @@ from hypothesis import strategies as st
 import holdfast
 from graphs import SMALL
 from handwritten import NewLSTMPolicy
-from holdfast.config import PPO
 from holdfast.errors import ContractError
 from holdfast.experience import Collector, evaluate
-from holdfast.learn import update
 from holdfast.policies import POLICIES, ComponentPolicy, Example, Fast, make_policy
 from holdfast.policies.graph import parse_graph
 from holdfast.policies.heads import MAX_ACTIONS
 from holdfast.worlds import Feature, WorldSpec, make_world
 from holdfast.worlds.tokens import GLOBAL, PADDING
+from learning import learn_from
 from small import OnlySpec, make_small
 
 FEATURES = tuple(Feature(f"feature_{i}", float(i + 1)) for i in range(6))
@@ -221,10 +220,9 @@ def test_what_is_new_is_lived_with_and_learnt_from(name):
     for cues, learn in ((2, False), (5, True), (4, False)):
         world = make_world("recall", agents=2, cues=cues)
         policy.bind(world.spec, learn=learn)
-        optimizer = torch.optim.Adam(policy.parameters(), lr=1e-3)
         segments = Collector(world, policy, length=8, horizon=4, seed=0).rollout(0)
         assert segments.steps["actions"].max() < cues
-        update(policy, optimizer, segments, PPO(), ent_coef=0.1, epochs=1, rows=2, seed=0)
+        learn_from(policy, segments, rows=2)
     assert len(policy.binding.actions) == 5
     assert all(weight.isfinite().all() for weight in policy.parameters())
 

@@ -152,6 +152,30 @@ TRAPS = [
         of_training.rows_overwritten,
     ),
     Trap(
+        11,
+        "update on a copy",
+        "Values and ratios of a minibatch are to be refreshed in the buffer. But its rows were picked by an "
+        "index, which copies; what is written there never arrives.",
+        f"{METTA}, and ever after: the ratio was not even among what the buffer holds.",
+        "the buffer is compared with what the weights say that saw it last",
+        "how far a refreshed value or ratio in the buffer is from what it should be",
+        of_training.error_of_refreshed_values_and_ratios,
+        of_training.update_on_a_copy,
+        1e-9,
+    ),
+    Trap(
+        12,
+        "zero grad against accumulation",
+        "A minibatch is computed in pieces whose gradients are to add up, and gradients are set to nothing "
+        "before each piece: only the last one is learnt from.",
+        f"{METTA}: the number of pieces could be set, and all but one were lost.",
+        "the gradient of the pieces is compared with that of the whole (agree)",
+        "how far the gradient in four pieces is from that of the whole, relative to its length",
+        of_training.error_of_accumulated_gradients,
+        of_training.zero_grad_before_every_backward,
+        1e-9,
+    ),
+    Trap(
         13,
         "uint8 normalisation",
         "Values of tokens are divided by their size, and the quotient is written back into bytes: 9 of 10 is "

@@ -4,19 +4,22 @@ As in `of_memory`: a measure says how much is wrong in the library as it is, a t
 """
 
 import copy
+import dataclasses
 import io
 import pickle
 import sys
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from unittest import mock
 
 import torch
 
 from holdfast.experience import Collector, evaluate
-from holdfast.learn import advantage
+from holdfast.learn import Learner, advantage, replay
 from holdfast.memory import LiveStore
 from holdfast.policies.encoders import TokensToBox
 from holdfast.policies.token_front import TokenFront
+from holdfast.trainer_knobs import PPO, Optimizer, Trainer
 from holdfast.worlds.actions import ActionTable
 from holdfast.worlds.step import Feature
 from scripted import Reader, Scripted, make_reader
@@ -72,6 +75,69 @@ def rows_overwritten():
         return buffer
 
     return mock.patch.object(Collector, "rollout", wrapped)
+
+
+# 11 and 12: what an update leaves in the buffer, and how it adds up.
+
+
+def lived_for_learning(policy):
+    """Eight rows of a scripted life, with rewards small enough to learn from."""
+    collector = Collector(Scripted(4, 2 * T + 1), policy, length=2 * T, horizon=T, seed=0)
+    segments = collector.rollout(0)
+    for part in (segments.steps, segments.tail):
+        part["rewards"] = torch.sin(part["rewards"])
+    return segments
+
+
+def learnt(**knobs):
+    """Update on all eight rows at once; return the policy and the segments."""
+    policy = make_reader().double()
+    segments = lived_for_learning(policy)
+    sizes = {"batch_size": 8 * T, "minibatch_size": 8 * T, "bptt_horizon": T}
+    steps = {"optimizer": Optimizer(learning_rate=0.01), "ppo": PPO(max_grad_norm=1e9)}
+    Learner(policy, Trainer(**sizes, **steps, **knobs), seed=0).update(segments)
+    return policy, segments
+
+
+def error_of_refreshed_values_and_ratios():
+    """What the buffer holds after two epochs, against what weights after one say of it."""
+    once, segments = learnt(update_epochs=1)
+    with torch.no_grad():
+        said = replay(once, segments)
+    ratio = (said["act_log_prob"] - segments.steps["act_log_prob"]).exp()
+    _, after = learnt(update_epochs=2)
+    errors = after.steps["values_now"] - said["values"], after.steps["ratio"] - ratio
+    return max(float(error.abs().max()) for error in errors)
+
+
+def update_on_a_copy():
+    learn_from = Learner._learn_from
+
+    def on_a_copy(self, segments, *rest):
+        # What an index picks is a copy, and what is written there is gone.
+        return learn_from(self, dataclasses.replace(segments, steps=segments.steps.clone()), *rest)
+
+    return mock.patch.object(Learner, "_learn_from", on_a_copy)
+
+
+def error_of_accumulated_gradients():
+    """How far a minibatch's gradient in four pieces is from that of the whole, relative to its length."""
+    whole, pieces = (
+        torch.cat([weight.grad.flatten() for weight in learnt(accumulate=count)[0].parameters()])
+        for count in (1, 4)
+    )
+    return float((pieces - whole).norm() / whole.norm())
+
+
+def zero_grad_before_every_backward():
+    module = sys.modules[Learner.__module__]
+    loss_of = module.loss_of
+
+    def forgetting(policy, *rest, **words):
+        policy.zero_grad()
+        return loss_of(policy, *rest, **words)
+
+    return mock.patch.object(module, "loss_of", forgetting)
 
 
 # 13: what tokens are worth.
@@ -137,11 +203,16 @@ def how_far_advantages_feel_the_rewards_of_others():
     none, numbers = torch.zeros(T, T, dtype=torch.bool), torch.linspace(-1, 1, T * T).unflatten(0, (T, T))
     flags = {"valid": ~none, "next_terminated": none, "next_truncated": none}
     rows = {"values": numbers.sin(), "next_last_values": numbers.cos(), "end_values": numbers[0]} | flags
+    trace = {"ratio": numbers.exp(), "rho_clip": 1.0, "c_clip": 1.0}
     pay = numbers.clone()
     pay[-1] += 1.0
-    told = [advantage.gae(**rows, next_rewards=rewards, gamma=0.9, lam=0.8) for rewards in (numbers, pay)]
-    assert (told[0] != told[1])[-1].all()
-    return float((told[1] - told[0])[:-1].abs().max())
+    worst = 0.0
+    for name, more in (("gae", {}), ("vtrace", trace)):
+        estimate = partial(getattr(advantage, name), **rows, **more, gamma=0.9, lam=0.8)
+        moved = estimate(next_rewards=pay) - estimate(next_rewards=numbers)
+        assert moved[-1].any()
+        worst = max(worst, float(moved[:-1].abs().max()))
+    return worst
 
 
 def swapped_axes_of_the_advantage():

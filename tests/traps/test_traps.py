@@ -75,6 +75,14 @@ def test_trap_10_rows_overwritten():
         change(find_recipe("recall"), sizes | {"trainer.minibatch_size": 64 * 64})
 
 
+def test_trap_11_update_on_a_copy():
+    only_the_trap_fails(11)
+
+
+def test_trap_12_zero_grad_against_accumulation():
+    only_the_trap_fails(12)
+
+
 def test_trap_13_uint8_normalisation():
     only_the_trap_fails(13)
 

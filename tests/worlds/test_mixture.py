@@ -9,13 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
+from holdfast.build import build_world
 from holdfast.config import change
 from holdfast.errors import ConfigError, ContractError
 from holdfast.experience import Collector
 from holdfast.learn import replay
 from holdfast.policies import make_policy
 from holdfast.recipes import find_recipe
-from holdfast.train import build_world, train
+from holdfast.train import train
 from holdfast.which_world import Parts
 from holdfast.worlds import Feature, Step, WorldSpec, draws, make_world
 from holdfast.worlds.mixture import Mixture, share_out
@@ -167,7 +168,7 @@ def test_a_mixture_keeps_the_contract_and_is_replayed():
     ("parts", "told"),
     [
         ("recall + gym:CartPole-v1", "gym:CartPole-v1 and recall cannot be mixed"),
-        ("recall + ", "name a world on both sides"),
+        ("recall + ", "name something on both sides"),
         ("recall delay", "'delay' is not key=value"),
         ("recall agents=8", "agents are shared out by weight"),
         ("recall + n_bak", "did you mean n_back"),

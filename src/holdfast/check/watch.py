@@ -19,16 +19,6 @@ ROWS = 8
 """How many segments are looked at: enough to see every kind of start, few enough to cost nothing."""
 
 
-def due(when: str, iteration: int) -> bool:
-    """Say whether the check is to be made in an iteration, counted from 0: `first`, `every:N` or `off`.
-
-    The first two iterations are looked at in any case: before the second, nothing was carried over.
-    """
-    if when == "off":
-        return False
-    return iteration < 2 or (when != "first" and iteration % int(when.partition(":")[2]) == 0)
-
-
 @torch.no_grad()
 def look(policy: LSTMWrapper, segments: Segments, agents: int) -> dict[str, float]:
     """Measure replay and clear on the stored segments of so many agents, before any weight changes.

@@ -7,17 +7,16 @@ from typing import Any
 
 import torch
 
+from holdfast.build import build_world, load_policy
 from holdfast.check.subject import Subject
 from holdfast.check.subjects.find import subject_of
 from holdfast.check.visit import AGENTS
 from holdfast.check.world import WorldToCheck
-from holdfast.config import Config, change, keys_of, read_config
+from holdfast.config import change, keys_of
 from holdfast.errors import ConfigError, HoldfastError
-from holdfast.keep import GRAPH, load_weights
 from holdfast.named import find_named
 from holdfast.policies import LSTMWrapper
 from holdfast.recipes import DEFAULT, find_recipe
-from holdfast.train import build_policy, build_world
 from holdfast.worlds import closing_world
 
 NOT_YET = ("trainer",)
@@ -109,25 +108,8 @@ def _shape(obs: str) -> tuple[int, ...]:
 
 
 def _of_a_run(folder: Path) -> Subject:
-    """Build the policy of a run as it was saved last, in the world it was trained in."""
-    config = _read(folder / "config.json")
-    # Eager: the check compiles a copy itself.
-    keys: dict[str, Any] = {"policy.compile": False}
-    if (folder / GRAPH).exists():
-        keys["policy.name"] = f"component:{folder / GRAPH}"
-    weights = folder / "checkpoints" / "latest" / "model.safetensors"
-    if not weights.exists():
-        raise ConfigError(f"{folder} holds no {weights.relative_to(folder)}; has the run ended?")
+    """Take the policy of a run as it was saved last, in the world it was trained in."""
     cpu = torch.device("cpu")
-    # As many agents as in the run: some worlds take no fewer.
+    policy, config = load_policy(folder, cpu)
     with closing_world(build_world(config, cpu, agents=config.world.agents, seed=0)) as world:
-        policy = build_policy(change(config, keys), world, cpu)
-        load_weights(policy, weights)
         return subject_of(policy, world)
-
-
-def _read(file: Path) -> Config:
-    try:
-        return read_config(file.read_text())
-    except (OSError, UnicodeDecodeError, ConfigError) as error:
-        raise ConfigError(f"{file}: {error}") from None

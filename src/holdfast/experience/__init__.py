@@ -3,11 +3,12 @@
 from holdfast.experience.collect import Collector, as_batch, value_of
 from holdfast.experience.evaluate import Evaluation, MemoryMode, evaluate
 from holdfast.experience.minibatches import minibatches
-from holdfast.experience.segments import Segments
+from holdfast.experience.segments import Lead, Segments
 
 __all__ = [
     "Collector",
     "Evaluation",
+    "Lead",
     "MemoryMode",
     "Segments",
     "as_batch",

@@ -1,6 +1,6 @@
 """Collecting: the world speaks, the policy answers, and what was lived becomes segments."""
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
@@ -8,8 +8,11 @@ import torch
 from tensordict import TensorDict
 
 from holdfast.errors import ContractError
-from holdfast.experience.segments import Segments
-from holdfast.experience.worth import shift_in, worth_before
+from holdfast.experience.finite import require_finite_answer
+from holdfast.experience.segments import READ, Lead, Segments
+from holdfast.experience.statistics import EpisodeStatistics
+from holdfast.experience.stopwatch import Stopwatch
+from holdfast.experience.worth import worth_at_edges
 from holdfast.policies import LSTMWrapper
 from holdfast.policies.actions import actions_of, require_fit
 from holdfast.shapes import Bool, Float, Tensor
@@ -56,91 +59,62 @@ def value_of(
         return policy(TensorDict(batch, batch_size=first.shape))["values"]
 
 
-@dataclass
-class EpisodeStatistics:
-    """Returns and lengths of the episodes that ended, added up where the data lies, world by world."""
-
-    agent: Tensor
-    parts: tuple[tuple[str, int], ...] = ()
-    totals: Tensor = field(init=False)
-    _running: Tensor = field(init=False)
-    _acted: Tensor = field(init=False)
-    _part: Tensor = field(init=False)
-
-    def __post_init__(self) -> None:
-        device, agents = self.agent.device, len(self.agent)
-        counts = [count for _, count in self.parts] or [agents]
-        # Whether an episode ended, its return, its length.
-        self._running = torch.zeros(agents, 3, dtype=torch.float64, device=device)
-        self._acted = torch.zeros(agents, dtype=torch.bool, device=device)
-        self._part = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts)).to(device)
-        self.totals = torch.zeros(len(counts), 3, dtype=torch.float64, device=device)
-
-    def saw(self, step: Step) -> None:
-        """Count a step that answers an action; a reward for no action is none."""
-        self._running[:, 1] += torch.where(self._acted, step.reward, 0.0)
-        ended = step.terminated | step.truncated
-        self._running[:, 0] = ended
-        over = torch.where(ended[:, None], self._running, 0.0)
-        self.totals.index_add_(0, self._part, over)
-        self._running = torch.where(ended[:, None], 0.0, self._running)
-
-    def acted(self, valid: Tensor) -> None:
-        """Count an action."""
-        self._acted = valid
-        self._running[:, 2] += valid
-
-    def take(self) -> dict[str, float]:
-        """Return the means since the last call, of all and of each world of several, and begin anew."""
-        named = {"": self.totals.sum(0).tolist()}
-        if self.parts:
-            labels = [f"@{label}" for label, _ in self.parts]
-            named |= dict(zip(labels, self.totals.tolist(), strict=True))
-        self.totals.zero_()
-        found: dict[str, float] = {}
-        for label, (episodes, returns, lengths) in named.items():
-            found[f"charts/episodes{label}"] = episodes
-            if episodes:
-                found[f"charts/episodic_return{label}"] = returns / episodes
-                found[f"charts/episodic_length{label}"] = lengths / episodes
-        return found
-
-
 class Collector:
     """Lives `length` steps with every agent of a world and cuts them into segments of `horizon`.
 
     States live on from segment to segment and from rollout to rollout; the tensors of the returned
-    segments are overwritten by the next rollout.
+    segments are overwritten by the next rollout. With `lead`, the last so many steps before each segment
+    come with it; `saw` is told every step before the policy is. Tokens are stored without the padding that
+    all rows end in, if `shorten` allows it.
     """
 
-    def __init__(self, world: World, policy: LSTMWrapper, *, length: int, horizon: int, seed: int) -> None:
+    def __init__(
+        self,
+        world: World,
+        policy: LSTMWrapper,
+        *,
+        length: int,
+        horizon: int,
+        seed: int,
+        lead: int = 0,
+        shorten: bool = True,
+        saw: Callable[[Step], None] | None = None,
+    ) -> None:
         self.world, self.policy = watched(world), policy
-        self.length, self.horizon, self.seed = length, horizon, seed
+        self.length, self.horizon, self.seed, self.lead = length, horizon, seed, lead
+        self._saw = saw
+        self._shorten = shorten and policy.any_length and bool(world.spec.features)
         self._actions = actions_of(world.spec)
         policy.require_bound(world.spec)
         policy.store.open({0: world.agents})
-        self._pending = self.world.reset()
+        self.pending = self.world.reset()
+        """The step that nobody has answered yet."""
         self._clock = 0
-        self._agent = torch.arange(world.agents, device=self._pending.reward.device)
+        self._agent = torch.arange(world.agents, device=self.pending.reward.device)
         told = policy.get_agent_experience_spec()
         self._keys = [*told.keys(), "last_values"]
         self._steps: TensorDict | None = None
+        self._before: Lead | None = None
         self.episodes = EpisodeStatistics(self._agent, world.spec.parts)
+        self.stopwatch = Stopwatch(self._agent.device)
 
     @torch.no_grad()
     def rollout(self, version: int) -> Segments:
         """Live one rollout with fixed weights."""
-        entries = []
+        entries, warm = [], []
         for t in range(self.length):
             if t % self.horizon == 0:
                 entries.append(self._state().clone())
+            if self.lead and t % self.horizon == self.horizon - self.lead:
+                warm.append(self._state().clone())
             lived = self._live_one_step()
             self._steps = self._room_for(lived) if self._steps is None else self._steps
-            self._steps[:, t] = lived
+            with self.stopwatch.timing("copy"):
+                self._steps[:, t] = lived
         assert self._steps is not None, "a rollout has at least one step"
         settle(self.world)
-        entry = cast("TensorDict", torch.stack(entries, dim=1))
-        return self._cut(self._steps, entry, version)
+        self._require_finite(self._steps)
+        return self._cut(self._steps, _stacked(entries), version, _stacked(warm) if warm else None)
 
     def _room_for(self, lived: TensorDict) -> TensorDict:
         """Make room for a rollout, in the precision that things are said in."""
@@ -151,10 +125,13 @@ class Collector:
         return self.policy.store.read(0, self.world.agents)
 
     def _live_one_step(self) -> TensorDict:
-        step = self._pending
+        step = self.pending
+        if self._saw is not None:
+            self._saw(step)
         last_values = self._last_values(step)
         mine = self.policy.actions
-        td = self.policy(as_batch(step, 0, mine.uniform(self.seed, self._agent, self._clock)))
+        with self.stopwatch.timing("forward"):
+            td = self.policy(as_batch(step, 0, mine.uniform(self.seed, self._agent, self._clock)))
         for key in (mine.key, "actions", "act_log_prob", "values"):
             if key not in td:
                 raise ContractError(
@@ -162,9 +139,14 @@ class Collector:
                 )
         require_fit(mine, td[mine.key].shape[-1], self._actions)
         self.episodes.acted(step.valid)
-        self._pending = self.world.step(td["actions"])
+        if step.reward.device.type == "cpu":
+            # Before the world is told to do it; elsewhere looking would make the host wait.
+            said = {key: td[key] for key in (mine.key, "values")}
+            require_finite_answer(self.policy, said, step.valid, f"step {self._clock}")
+        with self.stopwatch.timing("world"):
+            self.pending = self.world.step(td["actions"])
         self._clock += 1
-        self.episodes.saw(self._pending)
+        self.episodes.saw(self.pending)
         td["last_values"] = last_values
         return td.select(*self._keys)
 
@@ -184,21 +166,17 @@ class Collector:
         batch = (step.obs, step.first, step.trial)
         return value_of(self.policy, self._state(), *batch, valid=step.valid)
 
-    def _worth(self, steps: TensorDict, after: TensorDict) -> Tensor:
-        """Say what each step of the rollout is worth to the one before it."""
-        ended = {key: shift_in(steps[key], after[key]) for key in ("dones", "truncateds")}
-        last_values = shift_in(steps["last_values"], after["last_values"])
-        return worth_before(
-            steps["values"],
-            steps["valid"],
-            ended["dones"] | ended["truncateds"],
-            torch.where(ended["dones"], 0.0, last_values),
-            after["values"],
-        )
+    def _require_finite(self, steps: TensorDict) -> None:
+        """Look at a whole rollout; on the CPU every step was looked at when it was lived."""
+        if self._agent.device.type != "cpu":
+            there = steps["valid"]
+            said = {key: torch.where(there, steps[key], 0.0) for key in ("act_log_prob", "values")}
+            when = f"the rollout up to step {self._clock}"
+            require_finite_answer(self.policy, said, there.any(1), when)
 
-    def _cut(self, steps: TensorDict, entry: TensorDict, version: int) -> Segments:
+    def _cut(self, steps: TensorDict, entry: TensorDict, version: int, warm: TensorDict | None) -> Segments:
         """Cut `[A, length]` steps into rows `[A * length / horizon, horizon]` with their tails."""
-        coming = self._pending
+        coming = self.pending
         after = TensorDict(
             {
                 "rewards": coming.reward,
@@ -209,15 +187,51 @@ class Collector:
             },
             batch_size=[self.world.agents],
         )
-        shape = (self.length // self.horizon, self.horizon)
-        rows = steps.unflatten(1, shape)
-        if self.policy.any_length and self.world.spec.features:
+        rows = steps.unflatten(1, (self.length // self.horizon, self.horizon))
+        if self._shorten:
             # Once a rollout, so that no update computes what is padding in all of it.
             rows["env_obs"] = tokens.shorten(rows["env_obs"])
-        later = rows[:, 1:, 0].select(*TAIL_KEYS)
-        later["values"] = self._worth(steps, after).unflatten(1, shape)[:, 1:, 0]
-        tail = torch.cat([later, after[:, None]], dim=1)
-        return Segments(rows.flatten(0, 1), entry.flatten(0, 1), tail.flatten(0, 1), version)
+        rows["values_now"], rows["ratio"] = rows["values"].clone(), torch.ones_like(rows["values"])
+        tail = cast("TensorDict", torch.cat([rows[:, 1:, 0].select(*TAIL_KEYS), after[:, None]], dim=1))
+        tail["values"] = worth_at_edges(steps["values"], steps, after, self.horizon)
+        lead = None if warm is None else self._lead_of(steps, warm)
+        return Segments(
+            rows.flatten(0, 1),
+            entry.flatten(0, 1),
+            tail.flatten(0, 1),
+            torch.full((len(rows) * rows.shape[1],), version, device=self._agent.device),
+            self.world.agents,
+            lead,
+        )
+
+    def _lead_of(self, steps: TensorDict, warm: TensorDict) -> Lead:
+        """Gather what came before each row; before the first rollout there was nothing."""
+        rows = steps.select(*READ, "actions").unflatten(1, (self.length // self.horizon, self.horizon))
+        ends = rows[:, :, self.horizon - self.lead :]
+        before = self._before or Lead(_nobody(ends[:, 0]), self.policy.lstm.cell.initial(len(ends)))
+        self._before = Lead(ends[:, -1].clone(), warm[:, -1].clone())
+        entry = torch.cat([before.entry[:, None], warm[:, :-1]], dim=1)
+        lead = torch.cat([before.steps[:, None], ends[:, :-1]], dim=1)
+        return Lead(lead.flatten(0, 1), entry.flatten(0, 1))
+
+    @property
+    def coming_lead(self) -> Lead:
+        """What will lead into the next rollout."""
+        assert self._before is not None, "a collector that keeps leads has lived a rollout"
+        return self._before
+
+
+def _stacked(states: list[TensorDict]) -> TensorDict:
+    return cast("TensorDict", torch.stack(list[Any](states), dim=1))
+
+
+def _nobody(steps: TensorDict) -> TensorDict:
+    """Make steps in which nobody acts."""
+    none = steps.clone()
+    none["valid"] = torch.zeros_like(none["valid"])
+    none["first"] = torch.zeros_like(none["first"])
+    none["trial"] = torch.zeros_like(none["trial"])
+    return none
 
 
 def _room_of(size: tuple[int, int], leaf: Tensor) -> Tensor:

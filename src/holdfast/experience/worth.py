@@ -1,6 +1,7 @@
 """What a step is worth to the one before it, also where nobody acted in between."""
 
 import torch
+from tensordict import TensorDictBase
 
 from holdfast.shapes import Bool, Float, Tensor
 
@@ -39,3 +40,22 @@ def worth_before(
     """
     stand_in = torch.where(valid, values, torch.where(next_ended, next_cut_value, 0.0))
     return scan_back(stand_in, (~valid & ~next_ended).to(values.dtype), end_values)
+
+
+def worth_at_edges(
+    values: Float[Tensor, "A L"], steps: TensorDictBase, after: TensorDictBase, horizon: int
+) -> Float[Tensor, "A S"]:
+    """Say what the step after each segment is worth to the segment's last.
+
+    `steps[A,L]` are those of a rollout, in order; `after[A]` is what came after its last one.
+    """
+    ended = {key: shift_in(steps[key], after[key]) for key in ("dones", "truncateds")}
+    last_values = shift_in(steps["last_values"], after["last_values"])
+    worth = worth_before(
+        values,
+        steps["valid"],
+        ended["dones"] | ended["truncateds"],
+        torch.where(ended["dones"], 0.0, last_values),
+        after["values"],
+    )
+    return torch.cat([worth[:, horizon::horizon], after["values"][:, None]], dim=1)

@@ -1,6 +1,7 @@
 """What survives: a run's folder, its weights, and an orderly end."""
 
 from holdfast.keep.folder import GRAPH, RunFolder, create_folder, load_weights
+from holdfast.keep.kept import Kept
 from holdfast.keep.stop import listening_for_stop
 
-__all__ = ["GRAPH", "RunFolder", "create_folder", "listening_for_stop", "load_weights"]
+__all__ = ["GRAPH", "Kept", "RunFolder", "create_folder", "listening_for_stop", "load_weights"]

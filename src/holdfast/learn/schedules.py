@@ -1,12 +1,12 @@
 """Numbers that change over a run."""
 
 import math
-from typing import Literal
 
-Schedule = Literal["constant", "linear", "cosine", "exponential", "logarithmic"]
+from holdfast.config import Config
+from holdfast.trainer_knobs import ScheduleKind, Trainer, scheduled_from, with_numbers
 
 
-def scheduled(kind: Schedule, start: float, end: float, progress: float) -> float:
+def scheduled(kind: ScheduleKind, start: float, end: float, progress: float) -> float:
     """Say what a number is after a share of the run: `start` at 0, `end` from 1 on.
 
     linear: straight. cosine: half a wave, slow at both ends. exponential: by the same factor every step,
@@ -29,3 +29,12 @@ def scheduled(kind: Schedule, start: float, end: float, progress: float) -> floa
         now = start + (end - start) * share[kind]
     # Rounding leads out of the ends by a last digit.
     return min(max(now, min(start, end)), max(start, end))
+
+
+def knobs_at(config: Config, progress: float) -> Trainer:
+    """Say what the knobs of the loop are after a share of the run."""
+    numbers = {
+        each.key: scheduled(each.kind, scheduled_from(config.trainer, each), each.end, progress)
+        for each in config.schedule
+    }
+    return with_numbers(config.trainer, numbers)

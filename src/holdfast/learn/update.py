@@ -1,131 +1,235 @@
 """The update: weights change, from minibatches of whole segments replayed from their entry states."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
-from tensordict import TensorDictBase
 from torch import nn
 
-from holdfast.config import PPO
-from holdfast.errors import ContractError
-from holdfast.experience import Segments, minibatches
-from holdfast.learn import losses
-from holdfast.learn.advantage import gae, shift_in
+from holdfast.experience import Collector, Segments, minibatches
+from holdfast.experience.minibatches import annealed_beta, drawn, importance_weights, priorities_of
+from holdfast.learn import losses, stale
+from holdfast.learn.faults import tell_fault
+from holdfast.learn.objective import Judged, loss_of
+from holdfast.learn.optimizers import make_optimizer
+from holdfast.learn.replay import replay
+from holdfast.learn.reports import Reports, joined
+from holdfast.learn.targets import Targets, normalised, renew_tails, targets_of
+from holdfast.learn.teachers import Heard
+from holdfast.learn.weights import clip_weights, initial_bounds
 from holdfast.policies import LSTMWrapper
-from holdfast.shapes import Float, Tensor
+from holdfast.shapes import Float, Int, Tensor
+from holdfast.trainer_knobs import Optimizer, Trainer
 
 
-@dataclass(frozen=True)
-class Targets:
-    """What the update learns from."""
+@runtime_checkable
+class Onlooker(Protocol):
+    """Somebody who looks on while the first minibatch is computed."""
 
-    advantages: Float[Tensor, "B T"]
-    returns: Float[Tensor, "B T"]
+    def saving(self) -> AbstractContextManager[None]:
+        """Stand around its forward pass."""
+        ...
 
-
-@torch.no_grad()
-def targets_of(segments: Segments, *, gamma: float, lam: float) -> Targets:
-    """Compute advantages and returns of every step."""
-    steps, tail = segments.steps, segments.tail
-    advantages = gae(
-        values=steps["values"],
-        valid=steps["valid"],
-        next_rewards=shift_in(steps["rewards"], tail["rewards"]),
-        next_terminated=shift_in(steps["dones"], tail["dones"]),
-        next_truncated=shift_in(steps["truncateds"], tail["truncateds"]),
-        next_last_values=shift_in(steps["last_values"], tail["last_values"]),
-        end_values=tail["values"],
-        gamma=gamma,
-        lam=lam,
-    )
-    return Targets(advantages, advantages + steps["values"])
+    def saw_gradients(self, policy: LSTMWrapper) -> None:
+        """Look at gradients before they are clipped."""
+        ...
 
 
-def replay(policy: LSTMWrapper, segments: Segments) -> TensorDictBase:
-    """Run the policy over segments again, from their entry states, judging the actions taken."""
-    td = segments.steps.select("env_obs", "first", "valid", "trial")
-    with policy.replay(segments.entry):
-        return policy(td, action=segments.steps["actions"])
+class Minibatch(NamedTuple):
+    """Which rows, and how much each weighs; none: all alike."""
+
+    rows: Int[Tensor, " rows"]
+    weights: Float[Tensor, " rows"] | None = None
 
 
-def loss_of(
-    policy: LSTMWrapper, segments: Segments, targets: Targets, ppo: PPO, ent_coef: float
-) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
-    """Compute the PPO loss of a minibatch, and what to report of it."""
-    old, new = segments.steps, replay(policy, segments)
-    valid = old["valid"]
-    log_ratio = new["act_log_prob"] - old["act_log_prob"]
-    advantages = targets.advantages
-    if ppo.norm_adv:
-        advantages = losses.normalize(advantages, valid)
-    clip_value = ppo.vf_clip_coef if ppo.clip_vloss else None
-    policy_loss = losses.policy_loss(log_ratio, advantages, valid, ppo.clip_coef)
-    value_loss = losses.value_loss(new["values"], old["values"], targets.returns, valid, clip_value)
-    entropy = losses.mean_over(new["entropy"], valid)
-    loss = policy_loss + ppo.vf_coef * value_loss - ent_coef * entropy
-    with torch.no_grad():
-        surprise = torch.where(valid, log_ratio.exp() - 1, 0.0).abs().max()
-        value_shift = (new["values"] - old["values"]) / old["values"].abs().clamp(min=1)
-        report = {
-            "losses/policy_loss": policy_loss,
-            "losses/value_loss": value_loss,
-            "losses/entropy": entropy,
-            "losses/approx_kl": losses.approximate_kl(log_ratio, valid),
-            "losses/clipfrac": losses.clip_fraction(log_ratio, valid, ppo.clip_coef),
-            "ratio_error": surprise,
-            "value_error": torch.where(valid, value_shift, 0.0).abs().max(),
-        }
-        # Copied where gradients are off: what is reported keeps no graph alive.
-        return loss, {name: number.clone() for name, number in report.items()}
+@dataclass
+class Learner:
+    """Changes the weights of a policy by what it lived."""
 
+    policy: LSTMWrapper
+    knobs: Trainer
+    seed: int
+    optimizer: torch.optim.Optimizer = field(init=False)
+    anchors: list[Tensor] = field(init=False)
+    """The weights at the start."""
+    bounds: dict[str, float] = field(init=False)
+    """How large they were."""
 
-def update(
-    policy: LSTMWrapper,
-    optimizer: torch.optim.Optimizer,
-    segments: Segments,
-    ppo: PPO,
-    *,
-    ent_coef: float,
-    epochs: int,
-    rows: int,
-    seed: int,
-) -> dict[str, float]:
-    """Train on every collected step `epochs` times and return the metrics.
-
-    `memory/replay_error` is the first minibatch's ratio before any weight changed: how far replaying
-    is from what was lived.
-    """
-    targets = targets_of(segments, gamma=ppo.gamma, lam=ppo.gae_lambda)
-    reports: list[dict[str, Tensor]] = []
-    for epoch in range(epochs):
-        order = minibatches(segments, rows, seed=seed, epoch=segments.version * epochs + epoch)
-        for index in order:
-            chosen = Targets(targets.advantages[index], targets.returns[index])
-            loss, report = loss_of(policy, segments.rows(index), chosen, ppo, ent_coef)
-            report["losses/grad_norm"] = _step(policy, optimizer, loss, ppo.max_grad_norm)
-            reports.append(report)
-    first, steps = reports[0], segments.steps
-    means = {name: float(torch.stack([report[name] for report in reports]).mean()) for name in first}
-    spread = losses.explained_variance(steps["values"], targets.returns, steps["valid"])
-    return {
-        **{name: mean for name, mean in means.items() if name.startswith("losses/")},
-        "losses/explained_variance": float(spread),
-        "memory/replay_error": float(first["ratio_error"]),
-        "memory/replay_value_error": float(first["value_error"]),
-    }
-
-
-def _step(
-    policy: LSTMWrapper, optimizer: torch.optim.Optimizer, loss: Tensor, max_norm: float
-) -> Float[Tensor, ""]:
-    """Take one gradient step; a gradient that is not finite stops the run before it spoils a weight."""
-    optimizer.zero_grad(set_to_none=True)
-    loss.backward()
-    norm = nn.utils.clip_grad_norm_(policy.parameters(), max_norm)
-    if not torch.isfinite(norm):
-        raise ContractError(
-            "The gradient is not finite; the weights are those before this minibatch. Look for NaN or Inf in "
-            "observations and rewards."
+    def __post_init__(self) -> None:
+        knobs = self.knobs.optimizer
+        self.optimizer = make_optimizer(
+            self.policy,
+            name=knobs.name,
+            learning_rate=knobs.learning_rate,
+            betas=(knobs.beta1, knobs.beta2),
+            eps=knobs.eps,
+            weight_decay=knobs.weight_decay,
+            momentum=knobs.momentum,
         )
-    optimizer.step()
-    return norm
+        self.anchors = [weight.detach().clone() for weight in self.policy.parameters()]
+        self.bounds = initial_bounds(self.policy)
+
+    def update(
+        self,
+        segments: Segments,
+        knobs: Trainer | None = None,
+        *,
+        progress: float = 0.0,
+        heard: Sequence[Heard] = (),
+        onlooker: Onlooker | None = None,
+    ) -> dict[str, float]:
+        """Train on what was lived and return the metrics; `knobs` are those of this moment.
+
+        `memory/replay_error` is the first minibatch's ratio before any weight changed: how far replaying
+        is from what was lived.
+        """
+        knobs = knobs or self.knobs
+        self._set_options(knobs.optimizer)
+        targets = before = targets_of(segments, knobs.ppo)
+        reports, iteration, epochs = Reports(), int(segments.version[0]), 0
+        for epoch in range(knobs.update_epochs):
+            if epoch:
+                targets = self._renewed(segments, targets, knobs)
+            for number, chosen in enumerate(self._order(segments, targets, knobs, epoch, progress)):
+                when = f"iteration {iteration + 1}, epoch {epoch + 1}, minibatch {number + 1}"
+                looked = onlooker if epoch == number == 0 else None
+                reports.add(self._learn_from(segments, chosen, targets, knobs, heard, looked, when))
+            epochs += 1
+            if knobs.ppo.target_kl is not None and reports.end_epoch() > knobs.ppo.target_kl:
+                break
+        steps = segments.steps
+        spread = losses.explained_variance(steps["values"], before.returns, steps["valid"])
+        beta = {"charts/beta": annealed_beta(knobs.sampling.beta0, progress)}
+        return {
+            **reports.told(),
+            "losses/explained_variance": float(spread),
+            "charts/epochs": epochs,
+            **(beta if knobs.sampling.method == "prioritized" else {}),
+        }
+
+    def refresh(
+        self, segments: Segments, collector: Collector, knobs: Trainer | None = None
+    ) -> dict[str, float]:
+        """Measure how stale states have become, and bring the live ones up to date if asked to."""
+        knobs = knobs or self.knobs
+        found = stale.staleness(self.policy, segments, collector.pending)
+        if knobs.stale == "recompute":
+            after = stale.recompute(self.policy, segments, at_once=self._rows(knobs)).after
+            self.policy.store.write(0, after)
+        elif knobs.stale == "burn_in":
+            stale.warm_live(self.policy, collector.coming_lead, at_once=self._rows(knobs))
+        return found
+
+    def _set_options(self, knobs: Optimizer) -> None:
+        """Let the optimiser work with the numbers of this moment."""
+        numbers = {
+            "lr": knobs.learning_rate,
+            "betas": (knobs.beta1, knobs.beta2),
+            "eps": knobs.eps,
+            "weight_decay": knobs.weight_decay,
+            "momentum": knobs.momentum,
+        }
+        for group in self.optimizer.param_groups:
+            # Each kind has some of them.
+            group.update({name: number for name, number in numbers.items() if name in group})
+
+    def _rows(self, knobs: Trainer) -> int:
+        return knobs.minibatch_size // knobs.bptt_horizon
+
+    def _order(
+        self, segments: Segments, targets: Targets, knobs: Trainer, epoch: int, progress: float
+    ) -> Iterator[Minibatch]:
+        """Say which rows make each minibatch of an epoch."""
+        sampling, rows = knobs.sampling, self._rows(knobs)
+        number = int(segments.version[0]) * knobs.update_epochs + epoch
+        if sampling.method == "sequential":
+            yield from map(Minibatch, minibatches(segments, rows, seed=self.seed, epoch=number))
+            return
+        priorities, valid = None, segments.steps["valid"]
+        if sampling.method == "prioritized":
+            priorities = priorities_of(targets.advantages, valid, sampling.alpha)
+        beta, total = annealed_beta(sampling.beta0, progress), len(segments)
+        for index, probability in drawn(
+            segments, priorities, rows, total // rows, seed=self.seed, epoch=number
+        ):
+            weights = None if priorities is None else importance_weights(probability, total, beta)
+            yield Minibatch(index, weights)
+
+    def _renewed(self, segments: Segments, targets: Targets, knobs: Trainer) -> Targets:
+        """Bring up to date what an epoch begins with: entry states, and advantages."""
+        if knobs.stale == "recompute":
+            fresh = stale.recompute(self.policy, segments, at_once=self._rows(knobs))
+            segments.entry.update_(fresh.entry.flatten(0, 1))
+        if knobs.refresh == "epoch":
+            renew_tails(segments)
+            return targets_of(segments, knobs.ppo, "values_now")
+        return targets
+
+    def _learn_from(
+        self,
+        segments: Segments,
+        chosen: Minibatch,
+        targets: Targets,
+        knobs: Trainer,
+        heard: Sequence[Heard],
+        onlooker: Onlooker | None,
+        when: str,
+    ) -> dict[str, Tensor]:
+        """Take one gradient step; what is not finite stops the run before it spoils a weight."""
+        index, ppo = chosen.rows, knobs.ppo
+        rows, goal = segments.rows(index), targets.rows(index)
+        if knobs.stale == "burn_in":
+            rows = stale.warmed(self.policy, rows)
+        if ppo.advantage == "vtrace":
+            goal = self._weighed(rows, knobs)
+        goal = normalised(goal, rows, ppo, chosen.weights)
+        lessons = [each.rows(index) for each in heard]
+        self.optimizer.zero_grad(set_to_none=True)
+        with nullcontext() if onlooker is None else onlooker.saving():
+            loss, report, judged = self._accumulated(rows, goal, knobs, lessons)
+        if onlooker is not None:
+            onlooker.saw_gradients(self.policy)
+        norm = nn.utils.clip_grad_norm_(self.policy.parameters(), ppo.max_grad_norm)
+        if not bool(torch.isfinite(norm + loss)):
+            tell_fault(self.policy, segments, index, goal, ppo, when=when)
+        self.optimizer.step()
+        clip_weights(self.policy, self.bounds, knobs.clip_range)
+        # In the buffer itself, not in the copy that the minibatch is.
+        segments.steps["values_now"][index] = judged.values
+        segments.steps["ratio"][index] = judged.ratio
+        return report | {"losses/grad_norm": norm.detach()}
+
+    @torch.no_grad()
+    def _weighed(self, rows: Segments, knobs: Trainer) -> Targets:
+        """Compute V-trace targets by how likely the actions are by now."""
+        parts = (replay(self.policy, rows.rows(piece)) for piece in _pieces(rows, knobs.accumulate))
+        new = torch.cat([part["act_log_prob"] for part in parts])
+        rows.steps["ratio"] = (new - rows.steps["act_log_prob"]).exp()
+        return targets_of(rows, knobs.ppo)
+
+    def _accumulated(
+        self, rows: Segments, goal: Targets, knobs: Trainer, lessons: Sequence[Heard]
+    ) -> tuple[Tensor, dict[str, Tensor], Judged]:
+        """Add up the gradients of the pieces of a minibatch: they are those of the whole."""
+        everybody = rows.steps["valid"].sum().clamp(min=1)
+        total, reports, said, shares = torch.zeros_like(everybody, dtype=goal.returns.dtype), [], [], []
+        for piece in _pieces(rows, knobs.accumulate):
+            part, lessons_of_it = rows.rows(piece), [each.rows(piece) for each in lessons]
+            loss, report, judged = loss_of(
+                self.policy, part, goal.rows(piece), knobs.ppo, anchors=self.anchors, heard=lessons_of_it
+            )
+            share = part.steps["valid"].sum().to(loss.dtype) / everybody
+            (loss * share).backward()
+            total = total + (loss * share).detach()
+            reports.append(report)
+            said.append(judged)
+            shares.append(share)
+        whole = Judged(*(torch.cat(each) for each in zip(*said, strict=True)))
+        return total, joined(reports, shares), whole
+
+
+def _pieces(rows: Segments, count: int) -> tuple[Int[Tensor, " rows"], ...]:
+    """Cut rows into so many pieces."""
+    return torch.arange(len(rows), device=rows.version.device).split(len(rows) // count)

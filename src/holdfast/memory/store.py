@@ -37,6 +37,7 @@ class LiveStore:
         self._opened = False
         self._tree = cell.initial(0)
         self._entry: TensorDict | None = None
+        self._aside = False
 
     def __reduce__(self) -> tuple[type["LiveStore"], tuple[Cell]]:
         """Copy and pickle as an empty store: memories are not weights."""
@@ -61,6 +62,11 @@ class LiveStore:
     def is_replaying(self) -> bool:
         """Whether reads now give a replayed entry state."""
         return self._entry is not None
+
+    @property
+    def is_living(self) -> bool:
+        """Whether reads and writes are those of the agents that live: no replay, nobody aside."""
+        return self._entry is None and not self._aside
 
     def open(self, slices: Mapping[int, int]) -> None:
         """Declare the slices there will be, each at the initial state; everything before is forgotten."""
@@ -156,6 +162,18 @@ class LiveStore:
             yield
         finally:
             self._entry = None
+
+    @contextmanager
+    def aside(self, length: int) -> Iterator[None]:
+        """Let calls inside live with memories of their own, for so many agents; the live ones come back."""
+        self._refuse_in_replay("step aside")
+        before = self._slices, self._tree, self._opened, self._aside
+        self._aside = True
+        self.open({0: length})
+        try:
+            yield
+        finally:
+            self._slices, self._tree, self._opened, self._aside = before
 
     def _refuse_in_replay(self, what: str) -> None:
         if self._entry is not None:

@@ -80,7 +80,7 @@ class Resets:
         return {"memory/resets": made if missing else made + unasked, "memory/resets_due": made + missing}
 
     def _heard(self, cell: Cell, call: Heard) -> None:
-        if self._policy.store.is_replaying:
+        if not self._policy.store.is_living:
             return
         clear = call["clear"]
         if clear.shape != (self.agents,):

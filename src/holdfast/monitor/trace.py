@@ -46,7 +46,7 @@ class Trace:
         after = [*entries[1:], *self._sizes(live_state(self._policy)[self.agent : self.agent + 1])]
         lines = [
             f"Agent {self.agent} · rollout {iteration + 1} · steps {start}-{start + count * T - 1} · weights "
-            f"of version {segments.version}"
+            f"of version {int(segments.version[0])}"
         ]
         for k in range(count):
             begin = start + k * T

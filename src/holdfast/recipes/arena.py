@@ -1,7 +1,9 @@
 """The recipe of `arena`: crowds learn to gather."""
 
-from holdfast.config import PPO, Config, Optimizer, Policy, Trainer
+from holdfast.config import Config, Policy
 from holdfast.knobs import ArenaWorld
+from holdfast.recipes.falling import falling
+from holdfast.trainer_knobs import PPO, Optimizer, Trainer
 
 
 def arena() -> Config:
@@ -9,6 +11,7 @@ def arena() -> Config:
     return Config(
         world=ArenaWorld(agents=192),
         policy=Policy(name="fast", num_layers=1),
+        schedule=falling(),
         trainer=Trainer(
             total_timesteps=1_500_000,
             batch_size=6144,
@@ -17,7 +20,7 @@ def arena() -> Config:
             update_epochs=2,
             # Two of each agent: episodes are long.
             eval_episodes=528,
-            optimizer=Optimizer(learning_rate=1e-3, learning_rate_end=1e-4),
+            optimizer=Optimizer(learning_rate=1e-3),
             ppo=PPO(
                 gamma=0.95,
                 gae_lambda=0.9,
@@ -25,7 +28,6 @@ def arena() -> Config:
                 vf_coef=0.5,
                 clip_vloss=False,
                 ent_coef=0.01,
-                ent_coef_end=0.0,
             ),
         ),
     )

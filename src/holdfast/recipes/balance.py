@@ -1,7 +1,9 @@
 """Recipes of poles that must be balanced by who sees places and not speeds, and of worlds like that."""
 
-from holdfast.config import PPO, Config, Optimizer, Policy, Trainer
+from holdfast.config import Config, Policy
 from holdfast.knobs import RecallWorld, WorldKnobs
+from holdfast.recipes.falling import falling
+from holdfast.trainer_knobs import PPO, Optimizer, Trainer
 from holdfast.which_world import GymKnobs
 
 
@@ -10,6 +12,7 @@ def balance(world: WorldKnobs, *, steps: int, learning_rate_end: float = 2e-4) -
     return Config(
         world=world,
         policy=Policy(name="fast", num_layers=1),
+        schedule=falling(learning_rate_end),
         trainer=Trainer(
             total_timesteps=steps,
             batch_size=world.agents * 64,
@@ -17,7 +20,7 @@ def balance(world: WorldKnobs, *, steps: int, learning_rate_end: float = 2e-4) -
             bptt_horizon=64,
             update_epochs=4,
             eval_episodes=100,
-            optimizer=Optimizer(learning_rate=2e-3, learning_rate_end=learning_rate_end),
+            optimizer=Optimizer(learning_rate=2e-3),
             ppo=PPO(
                 gamma=0.99,
                 gae_lambda=0.95,
@@ -25,7 +28,6 @@ def balance(world: WorldKnobs, *, steps: int, learning_rate_end: float = 2e-4) -
                 vf_coef=0.5,
                 clip_vloss=False,
                 ent_coef=0.005,
-                ent_coef_end=0.0,
             ),
         ),
     )

@@ -1,8 +1,9 @@
 """The recipe of `constant`: nothing to do, and values to be learnt to the digit."""
 
-from holdfast.config import PPO, Config
+from holdfast.config import Config
 from holdfast.knobs import ConstantWorld
 from holdfast.recipes.little import little
+from holdfast.trainer_knobs import PPO
 
 
 def constant() -> Config:

@@ -1,7 +1,9 @@
 """What the recipes of little worlds share: a small `fast`, short segments, many small updates."""
 
-from holdfast.config import PPO, Config, Optimizer, Policy, Trainer
+from holdfast.config import Config, Policy
 from holdfast.knobs import WorldKnobs
+from holdfast.recipes.falling import falling
+from holdfast.trainer_knobs import PPO, Optimizer, Trainer
 
 
 def little(
@@ -21,6 +23,7 @@ def little(
     return Config(
         world=world,
         policy=Policy(name="fast", hidden_size=hidden_size, num_layers=1),
+        schedule=falling(learning_rate_end),
         trainer=Trainer(
             total_timesteps=steps,
             batch_size=batch_size,
@@ -28,7 +31,7 @@ def little(
             bptt_horizon=horizon,
             update_epochs=4,
             eval_episodes=eval_episodes,
-            optimizer=Optimizer(learning_rate=1e-3, learning_rate_end=learning_rate_end),
+            optimizer=Optimizer(learning_rate=1e-3),
             ppo=ppo,
         ),
     )
@@ -48,7 +51,6 @@ def answers(ent_coef: float = 0.05) -> PPO:
         vf_coef=0.5,
         clip_vloss=False,
         ent_coef=ent_coef,
-        ent_coef_end=0.0,
     )
 
 
@@ -61,5 +63,4 @@ def walks(gamma: float, gae_lambda: float) -> PPO:
         vf_coef=0.5,
         clip_vloss=False,
         ent_coef=0.02,
-        ent_coef_end=0.0,
     )

@@ -1,7 +1,9 @@
 """The default recipe: learn to remember on two CPU cores within a few minutes."""
 
-from holdfast.config import PPO, Config, Optimizer, Policy, Trainer
+from holdfast.config import Config, Policy
 from holdfast.knobs import RecallWorld
+from holdfast.recipes.falling import falling
+from holdfast.trainer_knobs import PPO, Optimizer, Trainer
 
 
 def recall() -> Config:
@@ -9,13 +11,14 @@ def recall() -> Config:
     return Config(
         world=RecallWorld(agents=64, delay=8, cues=4),
         policy=Policy(name="fast"),
+        schedule=falling(),
         trainer=Trainer(
             total_timesteps=300_000,
             batch_size=4096,
             minibatch_size=512,
             bptt_horizon=64,
             update_epochs=2,
-            optimizer=Optimizer(learning_rate=1e-3, learning_rate_end=1e-4),
+            optimizer=Optimizer(learning_rate=1e-3),
             ppo=PPO(
                 # Only the answer to the query matters: rewards far away would be noise to all other steps.
                 gamma=0.9,
@@ -24,7 +27,6 @@ def recall() -> Config:
                 vf_coef=0.5,
                 clip_vloss=False,
                 ent_coef=0.02,
-                ent_coef_end=0.0,
             ),
         ),
     )

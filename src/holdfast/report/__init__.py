@@ -3,6 +3,7 @@
 from holdfast.report.console import RunConsole
 from holdfast.report.metrics import METRICS, Metric
 from holdfast.report.metrics_file import MetricsFile
+from holdfast.report.tell import Tell
 from holdfast.report.trackers import Trackers, open_trackers, require_trackers
 from holdfast.report.words import difference, lookup, title_of, typed
 
@@ -11,6 +12,7 @@ __all__ = [
     "Metric",
     "MetricsFile",
     "RunConsole",
+    "Tell",
     "Trackers",
     "difference",
     "lookup",

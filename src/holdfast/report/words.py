@@ -6,6 +6,7 @@ from rich.text import Text
 from torch import nn
 
 from holdfast.config import Config, keys_of
+from holdfast.trainer_knobs import Schedule, Teacher
 from holdfast.which_world import Part
 
 
@@ -40,6 +41,8 @@ def typed(value: object) -> str:
         return "none"
     if isinstance(value, tuple) and all(isinstance(part, Part) for part in value):
         return " + ".join(f"{part.label} weight={part.weight:g}" for part in value if isinstance(part, Part))
+    if isinstance(value, tuple) and all(isinstance(part, Schedule | Teacher) for part in value):
+        return " + ".join(map(str, value))
     return str(value)
 
 

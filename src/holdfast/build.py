@@ -1,0 +1,94 @@
+"""Building what a config names: the device, the world, the policy, and the policy of a run that was kept."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from holdfast.config import Config, change, read_config
+from holdfast.errors import ConfigError, ContractError
+from holdfast.keep import GRAPH, load_weights
+from holdfast.knobs import WorldKnobs
+from holdfast.policies import LSTMWrapper, PurePolicy, make_policy
+from holdfast.worlds import World, closing_world, make_world, options_of
+
+
+def pick_device(config: Config) -> torch.device:
+    """Choose where to compute."""
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device=cuda, but torch finds no GPU here; use device=cpu or device=auto.")
+    chosen = "cuda" if config.device == "auto" and torch.cuda.is_available() else config.device
+    if chosen == "cuda":
+        # float32 means float32: with tf32, replaying differs from living by 5e-4.
+        torch.backends.cudnn.allow_tf32 = False
+    return torch.device("cpu" if chosen == "auto" else chosen)
+
+
+def build_world(config: Config, device: torch.device, *, agents: int, seed: int) -> World:
+    """Build the configured world for some number of agents."""
+    return build_from(config.world, device, agents=agents, seed=seed)
+
+
+def build_from(knobs: WorldKnobs, device: torch.device, *, agents: int, seed: int) -> World:
+    """Build the world that some knobs describe."""
+    return make_world(knobs.name, agents=agents, seed=seed, device=device, **options_of(knobs))
+
+
+def build_policy(config: Config, world: World, device: torch.device) -> LSTMWrapper:
+    """Build the configured policy for a world."""
+    knobs = config.policy
+    asked = {
+        "hidden_size": knobs.hidden_size,
+        "num_layers": knobs.num_layers,
+        "memory": knobs.memory,
+        "memory_init": knobs.memory_init,
+    }
+    policy = make_policy(
+        knobs.name,
+        world,
+        seed=config.seed,
+        clear_on=config.memory.clear_on,
+        **{key: value for key, value in asked.items() if value not in (None, "auto")},
+    ).to(device)
+    if knobs.compile:
+        if not isinstance(policy, PurePolicy):
+            raise ConfigError(f"policy.compile=true needs a RecurrentPolicy; {knobs.name} is none.")
+        policy.compile_parts()
+    return policy
+
+
+def load_policy(folder: Path, device: torch.device) -> tuple[LSTMWrapper, Config]:
+    """Build the policy of a run as it was saved last, bound to the world it was trained in."""
+    config = _read(folder / "config.json")
+    # Eager: whoever wants it compiled does that.
+    keys: dict[str, Any] = {"policy.compile": False}
+    if (folder / GRAPH).exists():
+        keys["policy.name"] = f"component:{folder / GRAPH}"
+    weights = folder / "checkpoints" / "latest" / "model.safetensors"
+    if not weights.exists():
+        raise ConfigError(f"{folder} holds no {weights.relative_to(folder)}; has the run ended?")
+    # As many agents as in the run: some worlds take no fewer.
+    with closing_world(build_world(config, device, agents=config.world.agents, seed=0)) as world:
+        policy = build_policy(change(config, keys), world, device)
+    load_weights(policy, weights)
+    return policy, config
+
+
+def load_teacher(run: str, world: World, device: torch.device) -> LSTMWrapper:
+    """Build the policy of a run and bind it to another world, by the names of features and actions."""
+    if not (Path(run) / "config.json").exists():
+        raise ConfigError(f"trainer.teachers: {run} is no run's folder; give for example runs/NAME.")
+    policy, _ = load_policy(Path(run), device)
+    try:
+        if policy.binding.spec is None or policy.binding.spec.words != world.spec.words:
+            policy.bind(world.spec, learn=False)
+    except ContractError as error:
+        raise ConfigError(f"trainer.teachers: {run} cannot live in this world: {error}") from error
+    return policy
+
+
+def _read(file: Path) -> Config:
+    try:
+        return read_config(file.read_text())
+    except (OSError, UnicodeDecodeError, ConfigError) as error:
+        raise ConfigError(f"{file}: {error}") from None

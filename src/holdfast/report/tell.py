@@ -1,0 +1,68 @@
+"""What a run tells besides its numbers: alarms, advice, and the life of one agent."""
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from holdfast.experience import Segments
+from holdfast.monitor import Trace, advice, shapes
+
+SHOWN = 2
+"""How many rollouts of a traced life are shown; the file has them all."""
+MEASURED = ("memory/drift", "memory/stale_kl", "losses/approx_kl", "losses/grad_norm")
+
+
+def _nobody(text: str) -> None:
+    """Hear it, and do nothing."""
+
+
+class Tell:
+    """Tells what happens between two lines of metrics; without arguments, to nobody."""
+
+    def __init__(
+        self, say: Callable[[str], object] = _nobody, trace: Trace | None = None, file: Path | None = None
+    ) -> None:
+        self._say, self._trace, self._file = say, trace, file
+        self._reach: tuple[int, int] | None = None
+
+    def rollout(self, segments: Segments, iteration: int) -> None:
+        """Tell what the traced agent lived, and once how it is stored."""
+        if self._trace is None:
+            return
+        if iteration == 0:
+            rows = f"the buffer of a rollout, {len(segments)} segments of {segments.steps.shape[1]} steps"
+            self._write([rows, *(f"  {line}" for line in shapes(segments.steps))], iteration)
+            self._write(["their entry states", *(f"  {line}" for line in shapes(segments.entry))], iteration)
+        self._write(self._trace.rollout(segments, iteration), iteration)
+
+    def update(self, iteration: int, learnt: Mapping[str, float]) -> None:
+        """Tell what the update did."""
+        if self._trace is not None:
+            numbers = {name: learnt[name] for name in MEASURED if name in learnt}
+            self._write(self._trace.update(iteration, iteration + 1, numbers), iteration)
+            if iteration + 1 == SHOWN:
+                self._say(f"agent {self._trace.agent} lives on in {self._file}")
+
+    def alarm(self, text: str) -> None:
+        """Raise an alarm, if there is one."""
+        if text:
+            self._say(f"ALARM: {text}")
+
+    def saw(self, metrics: Mapping[str, int | float], horizon: int) -> None:
+        """Keep in mind how far gradients reach."""
+        if "memory/gradient_reach" in metrics:
+            self._reach = int(metrics["memory/gradient_reach"]), horizon
+
+    def advise(self) -> None:
+        """Say at the end what the reach of gradients allows to be said."""
+        told = "" if self._reach is None else advice(*self._reach)
+        if told:
+            self._say(told)
+
+    def _write(self, lines: Iterable[str], iteration: int) -> None:
+        lines = list(lines)
+        if iteration < SHOWN:
+            for line in lines:
+                self._say(line)
+        if self._file is not None:
+            with self._file.open("a", encoding="utf-8") as file:
+                file.write("\n".join(lines) + "\n")

@@ -1,0 +1,246 @@
+"""What the update does besides the plain loss: pieces, draws, V-trace, refreshing, stopping, anchors."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.experience import Collector
+from holdfast.experience.minibatches import annealed_beta, drawn, importance_weights, priorities_of
+from holdfast.learn import loss_of, normalised, replay, targets_of
+from holdfast.learn.targets import Targets, renew_tails
+from holdfast.trainer_knobs import PPO, Sampling
+from learning import learn_from, learner_for
+from scripted import Reader, make_reader, random_script
+
+A, T = 4, 5
+PLAIN = PPO(gamma=0.9, gae_lambda=0.8, ent_coef=0.01, max_grad_norm=1e9)
+
+
+def lived(policy, seed=0, gone=0.2):
+    collector = Collector(random_script(A, 12, seed, 0.15, gone), policy, length=2 * T, horizon=T, seed=seed)
+    segments = copy.deepcopy(collector.rollout(0))
+    for part in (segments.steps, segments.tail):
+        part["rewards"] = torch.sin(part["rewards"])
+    return segments
+
+
+def weights_of(policy):
+    return torch.cat([weight.detach().flatten() for weight in policy.parameters()])
+
+
+class Noting(torch.optim.SGD):
+    """Notes the gradient of each step, and takes none."""
+
+    def __init__(self, policy):
+        super().__init__(policy.parameters(), lr=0.0)
+        self.gradients = []
+
+    def step(self, closure=None):
+        grads = [weight.grad.flatten() for group in self.param_groups for weight in group["params"]]
+        self.gradients.append(torch.cat(grads).clone())
+
+
+def gradients_with(segments, ppo=PLAIN, **words):
+    policy = make_reader().double()
+    optimizer = Noting(policy)
+    report = learn_from(policy, segments, ppo, optimizer=optimizer, **{"lr": 0.0, "rows": 8} | words)
+    return optimizer.gradients, report
+
+
+@settings(max_examples=10)
+@given(st.integers(0, 10**6), st.sampled_from([2, 4, 8]), st.sampled_from(["gae", "vtrace"]))
+def test_the_pieces_of_a_minibatch_add_up_to_its_gradient(seed, pieces, advantage):
+    # Nobody is everywhere: pieces have different numbers of steps.
+    ppo = PLAIN.model_copy(update={"l2_init": 0.1, "l2_reg": 0.01, "advantage": advantage})
+    segments = lived(make_reader(seed=1).double(), seed=seed, gone=0.5)
+    (whole,), told = gradients_with(segments, ppo)
+    (added,), same = gradients_with(segments, ppo, accumulate=pieces)
+    torch.testing.assert_close(added, whole, rtol=1e-9, atol=1e-12)
+    assert same == pytest.approx(told, rel=1e-9, abs=1e-12)
+
+
+def test_a_minibatch_in_pieces_is_one_step_of_the_optimizer():
+    gradients, report = gradients_with(lived(make_reader().double()), rows=4, accumulate=4, epochs=3)
+    assert len(gradients) == 6
+    assert report["charts/gradient_steps"] == 6
+    assert report["charts/epochs"] == 3
+
+
+def test_what_the_update_thinks_reaches_the_buffer_itself():
+    policy = make_reader()
+    segments = lived(policy)
+    stored = {key: segments.steps[key].clone() for key in ("values", "act_log_prob")}
+    moved = make_reader(seed=1)
+    with torch.no_grad():
+        again = replay(moved, segments)
+    learn_from(moved, segments, lr=0.0, rows=2)
+    torch.testing.assert_close(segments.steps["values_now"], again["values"], rtol=1e-4, atol=1e-5)
+    ratio = (again["act_log_prob"] - stored["act_log_prob"]).exp()
+    torch.testing.assert_close(segments.steps["ratio"], ratio, rtol=1e-4, atol=1e-5)
+    assert (segments.steps["ratio"] - 1).abs().max() > 1e-2
+    # What was lived stays.
+    assert all(torch.equal(segments.steps[key], before) for key, before in stored.items())
+
+
+def test_refreshed_advantages_are_those_of_a_life_with_these_values():
+    policy = make_reader().double()
+    segments = lived(policy, gone=0.3)
+    generator = torch.Generator().manual_seed(0)
+    values = torch.rand(segments.steps["values"].shape, generator=generator, dtype=torch.float64)
+    segments.steps["values_now"] = values
+    ends = segments.tail["values"].unflatten(0, (A, 2))[:, -1].clone()
+    renew_tails(segments)
+    told = targets_of(segments, PLAIN, "values_now")
+    # Lived in one segment, with nothing to look past lambda 0, the same values give the same advantages.
+    long = segments.steps.unflatten(0, (A, 2)).flatten(1, 2)
+    short = PLAIN.model_copy(update={"gae_lambda": 0.0})
+    tail = segments.tail.unflatten(0, (A, 2))[:, -1].clone()
+    assert torch.equal(tail["values"], ends)
+    whole = type(segments)(long, segments.entry[::2], tail, segments.version[::2], A)
+    by_life = targets_of(whole, short, "values_now").advantages.unflatten(1, (2, T)).flatten(0, 1)
+    torch.testing.assert_close(targets_of(segments, short, "values_now").advantages, by_life)
+    assert not torch.equal(told.advantages, targets_of(segments, PLAIN).advantages)
+
+
+@pytest.mark.parametrize("refresh", ["once", "epoch"])
+def test_advantages_are_computed_anew_before_each_epoch_if_asked(refresh, monkeypatch):
+    seen = []
+    module = __import__("holdfast.learn.update", fromlist=["normalised"])
+    honest = module.normalised
+
+    def noting(goal, rows, ppo, weights):
+        seen.append(goal.advantages.clone())
+        return honest(goal, rows, ppo, weights)
+
+    monkeypatch.setattr(module, "normalised", noting)
+    segments = lived(make_reader())
+    learn_from(make_reader(seed=1), segments, lr=0.0, rows=8, epochs=2, refresh=refresh)
+    one, other = (advantages.sort(0).values for advantages in seen)
+    assert torch.equal(one, other) == (refresh == "once")
+
+
+def test_vtrace_weighs_by_how_likely_actions_are_by_now():
+    segments = lived(make_reader())
+    moved = make_reader(seed=1)
+    ppo = PLAIN.model_copy(update={"advantage": "vtrace", "norm_adv": False})
+    with torch.no_grad():
+        ratio = (replay(moved, segments)["act_log_prob"] - segments.steps["act_log_prob"]).exp()
+    expected = copy.deepcopy(segments)
+    expected.steps["ratio"] = ratio
+    goal = targets_of(expected, ppo)
+    assert not torch.allclose(goal.advantages, targets_of(segments, PLAIN).advantages)
+    _, report, _ = loss_of(moved, segments, goal, ppo)
+    told = learn_from(moved, segments, ppo, lr=0.0, rows=8)
+    assert told["losses/policy_loss"] == pytest.approx(float(report["losses/policy_loss"]), rel=1e-4)
+    assert told["losses/value_loss"] == pytest.approx(float(report["losses/value_loss"]), rel=1e-4)
+
+
+def test_an_update_ends_after_the_epoch_in_which_the_policy_moved_too_far():
+    segments = lived(make_reader())
+    calm = learn_from(make_reader(), copy.deepcopy(segments), PLAIN, lr=0.05, epochs=6)
+    assert calm["charts/epochs"] == 6
+    careful = PLAIN.model_copy(update={"target_kl": 0.01})
+    stopped = learn_from(make_reader(), copy.deepcopy(segments), careful, lr=0.05, epochs=6)
+    assert 1 <= stopped["charts/epochs"] < 6
+    assert stopped["charts/gradient_steps"] == 2 * stopped["charts/epochs"]
+    patient = PLAIN.model_copy(update={"target_kl": 1e9})
+    assert learn_from(make_reader(), segments, patient, lr=0.05, epochs=6)["charts/epochs"] == 6
+
+
+class Witness(Reader):
+    """Writes down the observations of every replay with gradients."""
+
+    def encode(self, obs):
+        if torch.is_grad_enabled():
+            self.seen.append(obs.flatten().tolist())
+        return super().encode(obs)
+
+
+@pytest.mark.parametrize("method", ["uniform", "prioritized"])
+def test_rows_are_drawn_as_asked_and_weighed_by_how_often(method, monkeypatch):
+    weighed = []
+    module = __import__("holdfast.learn.update", fromlist=["normalised"])
+    honest = module.normalised
+
+    def noting(goal, rows, ppo, weights):
+        weighed.append((rows.steps["env_obs"][:, 0].flatten(), weights))
+        return honest(goal, rows, ppo, weights)
+
+    monkeypatch.setattr(module, "normalised", noting)
+    segments, sampling = lived(make_reader()), Sampling(method=method, alpha=0.7, beta0=0.4)
+    learner = learner_for(make_reader(), segments, PLAIN, rows=4, epochs=2, seed=9, sampling=sampling)
+    report = learner.update(segments, progress=0.5)
+    assert len(weighed) == 4
+    priorities = None
+    if method == "prioritized":
+        assert report["charts/beta"] == annealed_beta(0.4, 0.5) == pytest.approx(0.7)
+        priorities = priorities_of(targets_of(segments, PLAIN).advantages, segments.steps["valid"], 0.7)
+    expected = [each for epoch in range(2) for each in drawn(segments, priorities, 4, 2, seed=9, epoch=epoch)]
+    for (seen, weights), (index, probability) in zip(weighed, expected, strict=True):
+        assert torch.equal(seen, segments.steps["env_obs"][index][:, 0].flatten())
+        if method == "uniform":
+            assert weights is None
+        else:
+            assert torch.equal(weights, importance_weights(probability, len(segments), 0.7))
+
+
+def test_weights_of_rows_multiply_normalised_advantages():
+    segments = lived(make_reader())
+    targets = targets_of(segments, PLAIN)
+    weights = torch.linspace(0.5, 2.0, len(segments))
+    plain, heavy = (normalised(targets, segments, PLAIN, each) for each in (None, weights))
+    torch.testing.assert_close(heavy.advantages, plain.advantages * weights[:, None])
+    assert torch.equal(heavy.returns, plain.returns)
+
+
+@pytest.mark.parametrize("key", ["l2_init", "l2_reg"])
+def test_distances_from_the_start_and_from_zero_pull_with_their_gradient(key):
+    segments = lived(make_reader().double())
+    ppo = PLAIN.model_copy(update={key: 0.3})
+    policy = make_reader().double()
+    learner = learner_for(policy, segments, ppo, rows=8)
+    with torch.no_grad():
+        for weight in policy.parameters():
+            weight += 0.1
+    goal = Targets(*(torch.zeros_like(segments.steps["values"]) for _ in range(2)))
+    gradients = []
+    for knobs in (ppo, PLAIN):
+        policy.zero_grad()
+        loss, report, _ = loss_of(policy, segments, goal, knobs, anchors=learner.anchors)
+        loss.backward()
+        gradients.append(torch.cat([weight.grad.flatten() for weight in policy.parameters()]))
+        if knobs is ppo:
+            away = weights_of(policy) - (weights_of(make_reader().double()) if key == "l2_init" else 0)
+            assert float(report[f"losses/{key}"]) == pytest.approx(float(away.square().sum()))
+    torch.testing.assert_close(gradients[0] - gradients[1], 2 * 0.3 * away)
+
+
+def test_weights_stay_within_what_they_were_at_the_start():
+    segments = lived(make_reader())
+    free, bound = make_reader(), make_reader()
+    before = {name: float(weight.abs().max()) for name, weight in free.named_parameters()}
+    learn_from(free, copy.deepcopy(segments), PLAIN, lr=0.5, epochs=4)
+    learn_from(bound, segments, PLAIN, lr=0.5, epochs=4, clip_range=1.5)
+    names = [name for name, weight in free.named_parameters() if weight.dim() > 1]
+    assert any(float(free.get_parameter(name).abs().max()) > 1.5 * before[name] for name in names)
+    for name in names:
+        assert float(bound.get_parameter(name).detach().abs().max()) <= 1.5 * before[name] * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "muon"])
+def test_every_optimizer_learns_with_the_numbers_of_the_moment(name):
+    segments = lived(make_reader())
+    learner = learner_for(make_reader(), segments, PLAIN, rows=4)
+    knobs = learner.knobs.model_copy(
+        update={"optimizer": learner.knobs.optimizer.model_copy(update={"name": name})}
+    )
+    learner = type(learner)(make_reader(), knobs, 0)
+    still = knobs.model_copy(update={"optimizer": knobs.optimizer.model_copy(update={"learning_rate": 0.0})})
+    before = weights_of(learner.policy)
+    learner.update(segments, still)
+    assert torch.equal(before, weights_of(learner.policy))
+    learner.update(segments, knobs)
+    assert not torch.equal(before, weights_of(learner.policy))
