@@ -5,8 +5,14 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from holdfast.errors import ContractError
-from holdfast.experience import Segments, minibatches
-from holdfast.experience.minibatches import annealed_beta, drawn, importance_weights, priorities_of
+from holdfast.experience import (
+    Segments,
+    annealed_beta,
+    drawn,
+    importance_weights,
+    minibatches,
+    priorities_of,
+)
 
 sizes = {"B": st.integers(1, 40), "seed": st.integers(0, 10**6), "epoch": st.integers(0, 10**6)}
 

@@ -6,7 +6,7 @@ from gymnasium import spaces
 from torch import nn
 
 import holdfast
-from holdfast.errors import ContractError
+from holdfast.errors import ConfigError, ContractError
 from holdfast.learn.optimizers import Several, hidden_matrices, make_optimizer
 from holdfast.worlds import WorldSpec
 from small import Small, make_small
@@ -127,6 +127,13 @@ def test_each_part_of_an_action_may_have_a_layer_of_its_own():
 def test_a_policy_that_knows_no_actions_yet_is_refused():
     with pytest.raises(ContractError, match=r"call policy.bind"):
         make("muon", make_small())
+
+
+def test_a_policy_without_a_hidden_matrix_is_told_to_take_another():
+    policy = bound(hidden_size=1, memory="none")
+    policy.inwards = nn.Linear(5, 3)
+    with pytest.raises(ConfigError, match=r"has none; use trainer.optimizer.name=adamw"):
+        make("muon", policy)
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "muon"])

@@ -2,7 +2,13 @@
 
 from holdfast.experience.collect import Collector, as_batch, value_of
 from holdfast.experience.evaluate import Evaluation, MemoryMode, evaluate
-from holdfast.experience.minibatches import minibatches
+from holdfast.experience.minibatches import (
+    annealed_beta,
+    drawn,
+    importance_weights,
+    minibatches,
+    priorities_of,
+)
 from holdfast.experience.segments import Lead, Segments
 
 __all__ = [
@@ -11,8 +17,12 @@ __all__ = [
     "Lead",
     "MemoryMode",
     "Segments",
+    "annealed_beta",
     "as_batch",
+    "drawn",
     "evaluate",
+    "importance_weights",
     "minibatches",
+    "priorities_of",
     "value_of",
 ]

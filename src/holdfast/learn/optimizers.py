@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from holdfast.errors import ContractError
+from holdfast.errors import ConfigError, ContractError
 from holdfast.policies import LSTMWrapper
 from holdfast.policies.actions import MultiCategorical
 
@@ -70,18 +70,18 @@ def make_optimizer(
     hidden = hidden_matrices(policy)
     matrices = [weight for key, weight in policy.named_parameters() if key in hidden]
     rest = [weight for key, weight in policy.named_parameters() if key not in hidden]
-    parts: dict[str, Optimizer] = {}
-    if matrices:
-        parts["muon"] = torch.optim.Muon(
-            matrices,
-            lr=learning_rate,
-            momentum=momentum,
-            weight_decay=weight_decay,
-            adjust_lr_fn="match_rms_adamw",
+    if not matrices:
+        raise ConfigError(
+            "Muon moves hidden matrices, and this policy has none; use trainer.optimizer.name=adamw."
         )
-    if rest:
-        parts["adamw"] = torch.optim.AdamW(rest, **adam)
-    return Several(parts)
+    muon = torch.optim.Muon(
+        matrices,
+        lr=learning_rate,
+        momentum=momentum,
+        weight_decay=weight_decay,
+        adjust_lr_fn="match_rms_adamw",
+    )
+    return Several({"muon": muon, "adamw": torch.optim.AdamW(rest, **adam)})
 
 
 def hidden_matrices(policy: LSTMWrapper) -> set[str]:

@@ -8,8 +8,15 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import nn
 
-from holdfast.experience import Collector, Segments, minibatches
-from holdfast.experience.minibatches import annealed_beta, drawn, importance_weights, priorities_of
+from holdfast.experience import (
+    Collector,
+    Segments,
+    annealed_beta,
+    drawn,
+    importance_weights,
+    minibatches,
+    priorities_of,
+)
 from holdfast.learn import losses, stale
 from holdfast.learn.faults import tell_fault
 from holdfast.learn.objective import Judged, loss_of
