@@ -63,7 +63,8 @@ def draw(folder: Path) -> str:
     paper = Console(file=StringIO(), record=True, force_terminal=True, width=WIDTH, emoji=False)
     paper.print(board_of(folder))
     config = Config.model_validate_json((folder / "config.json").read_text())
-    command = f"holdfast train {config.world.name} trainer.total_timesteps={config.trainer.total_timesteps}"
+    steps = config.trainer.total_timesteps
+    command = f"holdfast train {config.world.name} run={folder.name} trainer.total_timesteps={steps}"
     return tidy(paper.export_svg(title=command, theme=THEME, unique_id="dashboard", font_aspect_ratio=0.61))
 
 

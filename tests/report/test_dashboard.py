@@ -121,6 +121,12 @@ def test_alarms_stand_above_the_memory_row():
     assert "memory" in rows[alarm + 1]
 
 
+def test_a_long_alarm_is_told_to_its_end():
+    # The console that draws is set to leave lines as they are; a dashboard breaks its own.
+    text = " ".join(row.strip("│ ") for row in drawn(board(alarms=["word " * 30 + "end."]), 80))
+    assert "word " * 30 + "end." in text
+
+
 @settings(max_examples=50)
 @given(
     metrics=st.dictionaries(st.sampled_from(sorted(METRICS)), st.floats(-1e12, 1e12)),

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import sqlite3
 import struct
 import sys
@@ -116,6 +117,53 @@ def test_all_three_at_once_leave_nothing_behind_but_files(tmp_path, capfd):
 
 def children_of(pid):
     return set(Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+
+
+@pytest.fixture
+def doorway(monkeypatch):
+    """A door through which everything would go that goes out; it knows whether anybody knocked."""
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        door.settimeout(0.2)
+        address = f"http://127.0.0.1:{door.getsockname()[1]}"
+        for name in ("http_proxy", "https_proxy", "all_proxy"):
+            monkeypatch.setenv(name, address)
+            monkeypatch.setenv(name.upper(), address)
+        for name in ("no_proxy", "NO_PROXY"):
+            monkeypatch.delenv(name, raising=False)
+        yield door
+
+
+def knocked(door):
+    try:
+        door.accept()[0].close()
+    except TimeoutError:
+        return False
+    return True
+
+
+def test_nothing_goes_out_whatever_the_environment_says(tmp_path, monkeypatch, doorway):
+    for name in ("TRACKIO_SPACE_ID", "TRACKIO_DATASET_ID", "HF_TOKEN", "WANDB_API_KEY"):
+        monkeypatch.setenv(name, "somebody/else")
+    monkeypatch.setenv("TRACKIO_SERVER_URL", "http://example.invalid?write_token=x")
+    monkeypatch.setenv("TRACKIO_WEBHOOK_URL", "http://example.invalid")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.setenv("WANDB_MODE", "online")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path / "elsewhere"))
+    mirrored(tmp_path, tensorboard="on", trackio="on", wandb="offline")
+    assert not knocked(doorway)
+    assert in_trackio(tmp_path) == in_tensorboard(tmp_path) == WRITTEN
+    assert in_wandb(tmp_path).keys() == WRITTEN.keys()
+
+
+def test_wandb_online_without_a_key_asks_nothing_and_is_refused_in_one_line(tmp_path, monkeypatch, doorway):
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(
+        ConfigError, match=r"^wandb does not open: .* Type wandb=off to go without it\.$"
+    ) as told:
+        open_trackers(tmp_path, "mine", {}, wandb="online")
+    assert "\n" not in str(told.value)
+    assert "key" in str(told.value)
 
 
 def test_two_runs_of_one_process_have_a_folder_each(tmp_path):
