@@ -35,11 +35,12 @@ def test_a_rollout_is_counted_whole():
 
 
 def test_a_graph_is_what_is_kept_for_the_backward_without_the_weights():
-    layer, x = nn.Linear(7, 5), torch.randn(11, 7)
+    layer, x = nn.Linear(7, 5), torch.randn(11, 7, requires_grad=True)
     with counting_graph(layer) as graph:
         y = layer(x)
         loss = (y.tanh() * y).sum()
-    # The input; what goes into the product, one of which tanh keeps too.
+        y.exp()
+    # The input; what goes into the product, one of which tanh keeps too; what nobody needs is gone.
     assert graph.bytes == 4 * (11 * 7 + 2 * 11 * 5)
     loss.backward()
     assert layer.weight.grad is not None
@@ -165,6 +166,7 @@ def test_memory_of_the_gpu_that_grows_raises_it_too():
         [BASE + min(k, 5) * 100 * MIB + noise(k) for k in range(200)],
         # Something is made late, and stays.
         [BASE + (k > 120) * 300 * MIB + noise(k) for k in range(200)],
+        [BASE + (k > 60) * 300 * MIB for k in range(200)],
         # It comes and goes.
         [BASE + (k % 40 > 30) * 200 * MIB for k in range(200)],
         # It grows by less than matters: 30 MiB, or less than 2 % of a lot.
@@ -175,7 +177,17 @@ def test_memory_of_the_gpu_that_grows_raises_it_too():
         # It slows down and stands.
         [BASE + int(400 * MIB * (1 - 0.9**k)) for k in range(200)],
     ],
-    ids=["flat", "made early", "made late", "comes and goes", "little", "little of much", "falls", "settles"],
+    ids=[
+        "flat",
+        "made early",
+        "made late",
+        "then flat",
+        "comes and goes",
+        "little",
+        "little of much",
+        "falls",
+        "settles",
+    ],
 )
 def test_without_a_leak_there_is_no_alarm(sizes):
     _, alarms = run(sizes)

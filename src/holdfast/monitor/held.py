@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from statistics import correlation, linear_regression
+from weakref import WeakSet
 
 import psutil
 import torch
@@ -14,6 +15,7 @@ from torch import nn
 from holdfast.shapes import Tensor
 from holdfast.worlds.seen import leaves_of
 
+Place = tuple[torch.device, int]
 MIB = 1 << 20
 KEPT = 512
 """How many readings are kept at most; beyond it every other one is dropped."""
@@ -31,7 +33,7 @@ STRAIGHT = 0.95
 
 def bytes_of(*trees: TensorDictBase) -> int:
     """Add up what some trees hold; memory that several tensors look into is counted once."""
-    held: dict[tuple[torch.device, int], int] = {}
+    held: dict[Place, int] = {}
     for tree in trees:
         for leaf in leaves_of(tree):
             _hold(held, leaf)
@@ -47,21 +49,38 @@ class Graph:
 
 @contextmanager
 def counting_graph(policy: nn.Module) -> Iterator[Graph]:
-    """Count what is kept for a backward by what is computed inside: one forward and its loss.
+    """Count what is kept for a backward by what is computed inside: one forward and its loss, no backward.
 
-    Memory that is kept several times is counted once, weights and buffers not at all.
+    Memory that is kept several times is counted once; weights and buffers not at all, nor what is computed
+    and not needed in the end.
     """
-    graph, held, known = Graph(), dict[tuple[torch.device, int], int](), dict[tuple[torch.device, int], int]()
+    graph, kept = Graph(), WeakSet[_Kept]()
+
+    def keep(tensor: Tensor) -> _Kept:
+        saved = _Kept(tensor)
+        kept.add(saved)
+        return saved
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, _Kept.get):
+        yield graph
+    held, known = dict[Place, int](), dict[Place, int]()
+    for saved in kept:
+        _hold(held, saved.tensor)
     for weight in (*policy.parameters(), *policy.buffers()):
         _hold(known, weight)
-
-    def keep(tensor: Tensor) -> Tensor:
-        _hold(held, tensor)
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, _as_it_is):
-        yield graph
     graph.bytes = sum(size for place, size in held.items() if place not in known)
+
+
+class _Kept:
+    """A tensor that the graph keeps; it goes when its part of the graph does."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        # The numbers alone: an output that knew its graph, kept by that graph, would keep it alive for ever.
+        # No gradient is cut by it: autograd knows where what it unpacks came from.
+        self.tensor = tensor.data
+
+    def get(self) -> Tensor:
+        return self.tensor
 
 
 def process_bytes() -> int:
@@ -192,10 +211,6 @@ def _slope(readings: list[tuple[int, int]]) -> float:
     return linear_regression(*zip(*readings, strict=True)).slope
 
 
-def _hold(held: dict[tuple[torch.device, int], int], tensor: Tensor) -> None:
+def _hold(held: dict[Place, int], tensor: Tensor) -> None:
     storage = tensor.untyped_storage()
     held[storage.device, storage.data_ptr()] = storage.nbytes()
-
-
-def _as_it_is(tensor: Tensor) -> Tensor:
-    return tensor
