@@ -107,8 +107,7 @@ def _said(policy: LSTMWrapper, segments: Segments, where: Int[Tensor, " B"]) -> 
     said = torch.cat([again["values"][..., None], again[policy.actions.key]], dim=-1)[row, where]
     which = torch.arange(said.shape[-1], device=said.device)
     weight = 2 * draws.uniform(0, draws.STREAM_PROBE, which, 0).to(said.dtype) - 1
-    acted = segments.steps["valid"][row, where]
-    return torch.where(acted, (said * weight).sum(-1), 0.0).sum()
+    return (said * weight).sum()
 
 
 def _by_age(norms: Float[Tensor, "B T"], where: Int[Tensor, " B"]) -> Float[Tensor, " T"]:

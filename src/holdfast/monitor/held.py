@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from statistics import linear_regression, median
+from statistics import correlation, linear_regression
+from weakref import WeakSet
 
 import psutil
 import torch
@@ -14,6 +15,7 @@ from torch import nn
 from holdfast.shapes import Tensor
 from holdfast.worlds.seen import leaves_of
 
+Place = tuple[torch.device, int]
 MIB = 1 << 20
 KEPT = 512
 """How many readings are kept at most; beyond it every other one is dropped."""
@@ -21,13 +23,17 @@ WARM = 0.05
 """The share of a run after which everything that is made once has been made."""
 GROWN, GROWN_BYTES = 0.02, 32 * MIB
 """Growth since then that is no longer noise: both in share and in bytes. Readings scatter by 7 MiB."""
-WINDOW = 6
+WINDOW = 8
 """Over how many readings, at least, a growth must be seen to go on."""
+STEADY = 0.8
+"""How much of its pace a growth must keep in the later half of that, or it levels off."""
+STRAIGHT = 0.95
+"""How well readings must correlate with steps to lie on a line; a single jump never does better than 0.87."""
 
 
 def bytes_of(*trees: TensorDictBase) -> int:
     """Add up what some trees hold; memory that several tensors look into is counted once."""
-    held: dict[tuple[torch.device, int], int] = {}
+    held: dict[Place, int] = {}
     for tree in trees:
         for leaf in leaves_of(tree):
             _hold(held, leaf)
@@ -43,21 +49,38 @@ class Graph:
 
 @contextmanager
 def counting_graph(policy: nn.Module) -> Iterator[Graph]:
-    """Count what is kept for a backward by what is computed inside: one forward and its loss.
+    """Count what is kept for a backward by what is computed inside: one forward and its loss, no backward.
 
-    Memory that is kept several times is counted once, weights and buffers not at all.
+    Memory that is kept several times is counted once; weights and buffers not at all, nor what is computed
+    and not needed in the end.
     """
-    graph, held, known = Graph(), dict[tuple[torch.device, int], int](), dict[tuple[torch.device, int], int]()
+    graph, kept = Graph(), WeakSet[_Kept]()
+
+    def keep(tensor: Tensor) -> _Kept:
+        saved = _Kept(tensor)
+        kept.add(saved)
+        return saved
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, _Kept.get):
+        yield graph
+    held, known = dict[Place, int](), dict[Place, int]()
+    for saved in kept:
+        _hold(held, saved.tensor)
     for weight in (*policy.parameters(), *policy.buffers()):
         _hold(known, weight)
-
-    def keep(tensor: Tensor) -> Tensor:
-        _hold(held, tensor)
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, _as_it_is):
-        yield graph
     graph.bytes = sum(size for place, size in held.items() if place not in known)
+
+
+class _Kept:
+    """A tensor that the graph keeps; it goes when its part of the graph does."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        # The numbers alone: an output that knew its graph, kept by that graph, would keep it alive for ever.
+        # No gradient is cut by it: autograd knows where what it unpacks came from.
+        self.tensor = tensor.data
+
+    def get(self) -> Tensor:
+        return self.tensor
 
 
 def process_bytes() -> int:
@@ -157,24 +180,24 @@ class Readings:
         recent = [(step, size) for step, size in self._all if 2 * step >= self._all[-1][0]]
         if len(recent) < 3:
             return None
-        return 1e6 * linear_regression(*zip(*recent, strict=True)).slope
+        return 1e6 * _slope(recent)
 
     def grows(self) -> bool:
         """Say whether it has grown since the run was warm, and goes on to.
 
-        The latest third of the readings is cut in three: from each part to the next the middle reading must
-        grow by half of what it would at the mean pace since then. What once grew and stays does not.
+        It goes on if the later half of the readings since then lies on a rising line that does not level
+        off. Something that was made once is a jump and no line, and what scatters is none either.
         """
         if self._base is None:
             return False
-        since = [size for step, size in self._all if step >= self._base[0]]
-        grown = self.latest - self._base[1]
-        if grown <= GROWN_BYTES or grown <= GROWN * self._base[1] or len(since) < WINDOW:
+        (begun, size), now = self._base, self._all[-1][0]
+        window = [(step, size) for step, size in self._all if 2 * step >= begun + now]
+        grown = self.latest - size
+        if grown <= max(GROWN_BYTES, GROWN * size) or len(window) < WINDOW:
             return False
-        part = max(WINDOW, len(since) // 3) // 3
-        parts = [median(since[len(since) - (k + 1) * part : len(since) - k * part]) for k in range(3)]
-        pace = grown * part / (len(since) - 1)
-        return min(parts[0] - parts[1], parts[1] - parts[2]) >= 0.5 * pace
+        early, late = (_slope(part) for part in (window[: len(window) // 2], window[len(window) // 2 :]))
+        steps, sizes = zip(*window, strict=True)
+        return len(set(sizes)) > 1 and correlation(steps, sizes) >= STRAIGHT and late >= STEADY * early > 0
 
     def __str__(self) -> str:
         """Tell from where to where."""
@@ -184,10 +207,10 @@ class Readings:
         return f"{size / MIB:,.0f} MiB at step {step:,}, {self.latest / MIB:,.0f} MiB at step {now:,}{told}"
 
 
-def _hold(held: dict[tuple[torch.device, int], int], tensor: Tensor) -> None:
+def _slope(readings: list[tuple[int, int]]) -> float:
+    return linear_regression(*zip(*readings, strict=True)).slope
+
+
+def _hold(held: dict[Place, int], tensor: Tensor) -> None:
     storage = tensor.untyped_storage()
     held[storage.device, storage.data_ptr()] = storage.nbytes()
-
-
-def _as_it_is(tensor: Tensor) -> Tensor:
-    return tensor

@@ -1,5 +1,6 @@
 """What happened in one segment, step by step: where episodes began and ended, and where nobody acted."""
 
+import math
 from dataclasses import dataclass
 
 from tensordict import TensorDictBase
@@ -65,7 +66,7 @@ def read_row(row: TensorDictBase, clear: Bool[Tensor, " T"]) -> list[Piece]:
                 tuple(end for end in ends if end is not None),
                 _away(told["valid"], begin, stop),
                 sum(told["valid"][begin:stop]),
-                sum(told["rewards"][t + 1] for t in range(begin, min(stop, T - 1)) if told["valid"][t]),
+                math.fsum(told["rewards"][t + 1] for t in range(begin, min(stop, T - 1)) if told["valid"][t]),
             )
         )
     return pieces

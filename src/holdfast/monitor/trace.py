@@ -78,7 +78,7 @@ class Trace:
         for alike, group in groupby(pieces, lambda piece: piece.kind if piece.whole(T) else piece):
             several = list(group)
             if isinstance(alike, tuple) and len(several) >= FEWEST:
-                yield _alike(several, begin, self._memory(row, several, entry))
+                yield from _alike(several, begin, self._memory(row, several, entry))
             else:
                 for piece in several:
                     yield from _piece(piece, begin, self._memory(row, [piece], entry))
@@ -134,13 +134,15 @@ def _piece(piece: Piece, start: int, memory: str) -> Iterator[str]:
     yield from (line for _, _, line in sorted(told))
 
 
-def _alike(pieces: list[Piece], start: int, memory: str) -> str:
+def _alike(pieces: list[Piece], start: int, memory: str) -> Iterator[str]:
     one = pieces[0]
     away = sum(last - first + 1 for first, last in one.away)
     mean = sum(piece.rewards for piece in pieces) / len(pieces)
     when = _steps(start + one.begin, start + pieces[-1].stop - 1)
     length = f"{one.acted} steps{f' and {away} away' if away else ''}"
-    return f"{when}: {len(pieces)} episodes of {length}, {one.ends[0].how}, return {mean:.3g}{memory}"
+    yield f"{when}: {len(pieces)} episodes of {length}, {one.ends[0].how}, mean return {mean:.4g}"
+    if memory:
+        yield f"{when}: {len(pieces)} times{memory.removeprefix(',')}"
 
 
 def _edge(after: float | None) -> str:
