@@ -3,7 +3,7 @@
 import re
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -75,6 +75,7 @@ def _run_in(world: World, recipe: str, config: Config, device: torch.device, com
     policy = build_policy(config, world, device)
     require_playable(config, policy, device)
     require_trackers(**_trackers(config))
+    lessons = [_lesson(each, config, world, policy) for each in config.trainer.teachers]
     traced = None if config.trace is None else Trace(policy, world.agents, config.trace)
     folder = create_folder(config, config.run or _name(config), command, policy)
     title = title_of(config, folder.path.name, policy, device)
@@ -86,7 +87,7 @@ def _run_in(world: World, recipe: str, config: Config, device: torch.device, com
     with closing(MetricsFile(folder.metrics)) as file, _mirrors(config, folder, console) as mirrors:
         try:
             with console, listening_for_stop() as stop:
-                for metrics in iterations(config, world, policy, tell):
+                for metrics in iterations(config, world, policy, lessons, tell):
                     file.write(metrics)
                     mirrors.write(metrics)
                     console.show(metrics)
@@ -133,14 +134,17 @@ def _evaluated(
 
 
 def iterations(
-    config: Config, world: World, policy: LSTMWrapper, tell: Tell | None = None
+    config: Config,
+    world: World,
+    policy: LSTMWrapper,
+    lessons: Sequence[Lesson] = (),
+    tell: Tell | None = None,
 ) -> Iterator[dict[str, int | float]]:
     """Collect and learn, again and again; yield what each iteration measured."""
     trainer, agents, begun, lived = config.trainer, world.agents, time.perf_counter(), 0
     tell = tell or Tell()
     steps = config.iterations * trainer.batch_size
     observer = Observer(policy, agents=agents, total_steps=steps, often=trainer.monitor)
-    lessons = [_lesson(each, config, world, policy) for each in trainer.teachers]
     collector = _collector(config, world, policy, lessons, observer)
     learner = Learner(policy, trainer, config.seed)
     for iteration in range(config.iterations):
@@ -176,7 +180,7 @@ def iterations(
 
 
 def _collector(
-    config: Config, world: World, policy: LSTMWrapper, lessons: list[Lesson], observer: Observer
+    config: Config, world: World, policy: LSTMWrapper, lessons: Sequence[Lesson], observer: Observer
 ) -> Collector:
     trainer = config.trainer
     return Collector(

@@ -27,8 +27,9 @@ class GymKnobs(WorldKnobs):
     """A Gymnasium environment: gym:ID, popgym:NAME, or package.module:Class."""
 
     name: str = Field(description="which world")
-    vector: Literal["sync", "native"] = Field(
-        default="sync", description="sync: many environments in this process; native: the id's own vector"
+    vector: Literal["sync", "async", "native"] = Field(
+        default="sync",
+        description="sync: in this process; async: each in one of its own; native: the id's own vector",
     )
     autoreset: Literal["auto", "same_step", "next_step", "disabled"] = Field(
         default="auto", description="when episodes restart; auto: same_step, or what a native vector does"

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import holdfast
-from holdfast.experience import Collector
 from holdfast.errors import ContractError
+from holdfast.experience import Collector
 from holdfast.learn import Lesson, heard_by, loss_of
 from holdfast.learn.targets import Targets
 from holdfast.trainer_knobs import PPO, Teacher
@@ -46,13 +46,13 @@ def test_a_teacher_says_what_it_would_have_said_living_the_whole_life(at_once):
     whole = {key: in_order([each.steps[key] for each in told]) for key in ("env_obs", "first", "valid")}
     same = make_reader(seed=1).double()
     with torch.no_grad():
-        thoughts, _ = same.unroll(
-            whole["env_obs"], whole["first"], same.lstm.cell.initial(A), whole["valid"]
-        )
+        thoughts, _ = same.unroll(whole["env_obs"], whole["first"], same.lstm.cell.initial(A), whole["valid"])
     values = in_order([each.values for each in heard])
     torch.testing.assert_close(values[whole["valid"]], thoughts.values[whole["valid"]])
     logits = thoughts.logits.log_softmax(-1)
-    torch.testing.assert_close(in_order([each.told for each in heard])[whole["valid"]], logits[whole["valid"]])
+    torch.testing.assert_close(
+        in_order([each.told for each in heard])[whole["valid"]], logits[whole["valid"]]
+    )
 
 
 def test_teachers_do_not_share_their_memories_with_anybody():
@@ -100,13 +100,21 @@ def test_the_loss_of_a_lesson_is_cross_entropy_and_squared_distance():
 
 
 def test_a_student_becomes_like_its_teacher():
-    told, teacher = lives(6), lesson()
+    told, teacher = lives(6), lesson(action=30.0)
+    with torch.no_grad():
+        # A teacher with opinions.
+        teacher.policy.outwards.weight *= 8
     student, learner, distances = make_reader(seed=7).double(), None, []
     for segments in told:
-        learner = learner or learner_for(student, segments, PLAIN, rows=5, epochs=8, lr=0.02)
-        report = learner.update(segments, heard=[teacher.hear(segments, 0)])
-        distances.append(report["losses/teacher_value@teacher"])
-    assert distances[-1] < distances[0] / 3
+        learner = learner or learner_for(student, segments, PLAIN, rows=5, epochs=8)
+        heard = teacher.hear(segments, 0)
+        with torch.no_grad():
+            again = holdfast.learn.replay(student, segments)
+        apart = student.actions.kl(heard.told, again["full_log_probs"])[segments.steps["valid"]]
+        distances.append(float(apart.mean()))
+        learner.update(segments, heard=[heard])
+    assert distances[0] > 0.05
+    assert distances[-1] < distances[0] / 3, distances
 
 
 def test_a_teacher_of_another_kind_of_actions_is_refused():

@@ -15,11 +15,13 @@ from holdfast.train import Run, train
 from holdfast.which_world import MIXTURE, GymKnobs, MixtureKnobs
 
 HELP = ("-h", "--help")
+TRACED = 42
+"""Whose life `--trace` tells if nobody is named."""
 
 
 def run_train(words: Sequence[str]) -> int:
     """Train and say what came of it."""
-    recipe, keys = parse_words([word for word in words if word not in HELP])
+    recipe, keys = parse_words([_key_of(word) for word in words if word not in HELP])
     if any(word in HELP for word in words):
         world = keys.get("world", keys.get("world.name"))
         _print_help(recipe or recipe_for(world), world)
@@ -28,6 +30,14 @@ def run_train(words: Sequence[str]) -> int:
     run = train(recipe, keys, command=command)
     _print_result(run)
     return 0 if run.finished else 1
+
+
+def _key_of(word: str) -> str:
+    """Take `--trace` and `--trace=7` for the key they mean."""
+    flag, equals, agent = word.partition("=")
+    if flag != "--trace":
+        return word
+    return f"trace={agent}" if equals else f"trace={TRACED}"
 
 
 def _print_result(run: Run) -> None:
@@ -50,7 +60,8 @@ def _print_result(run: Run) -> None:
             out.print(" · ".join(known))
     else:
         out.print("stopped; what was learnt until the last whole iteration is saved.")
-    out.print(f"weights {run.checkpoint}/model.safetensors")
+    if run.checkpoint is not None:
+        out.print(f"weights {run.checkpoint}/model.safetensors")
     out.print(f"results {run.folder}")
 
 
@@ -66,7 +77,11 @@ def _print_help(name: str, world: str | None) -> None:
     out.print(
         "policy=NAME means policy.name=NAME, and so does py_agent=NAME; world=NAME means world.name=NAME."
     )
-    out.print("agent=NAME is the same policy as a component graph; agent=FILE.yaml is one of your own.\n")
+    out.print("agent=NAME is the same policy as a component graph; agent=FILE.yaml is one of your own.")
+    out.print("schedule.KEY=KIND:END lets a number go from its value to END: linear, cosine, exponential,")
+    out.print(
+        f"logarithmic, or constant again. --trace tells the life of agent {TRACED}, --trace=N of another.\n"
+    )
     config = change(find_recipe(name), {"world": world} if world else {})
     _print_worlds(out, config.world.name)
     table = Table(

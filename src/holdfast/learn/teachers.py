@@ -1,6 +1,6 @@
 """Teachers: trained policies that are imitated for a while, each with a memory of its own."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -74,7 +74,7 @@ class Lesson:
         return answer[self.policy.actions.key], answer["values"]
 
 
-def heard_by(lessons: list[Lesson], segments: Segments, global_step: int) -> Iterator[Heard]:
+def heard_by(lessons: Sequence[Lesson], segments: Segments, global_step: int) -> Iterator[Heard]:
     """Let all teachers whose time has not passed live through a rollout."""
     for lesson in lessons:
         heard = lesson.hear(segments, global_step)

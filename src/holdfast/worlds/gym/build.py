@@ -2,16 +2,17 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import gymnasium
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from holdfast.errors import ConfigError
 from holdfast.worlds.gym.find import Found, Wrap, find_env
 from holdfast.worlds.gym.numbered import Numbered, said
 
-Vector = Literal["sync", "native"]
+Vector = Literal["sync", "async", "native"]
 Autoreset = Literal["auto", "same_step", "next_step", "disabled"]
 MODES = {
     "same_step": AutoresetMode.SAME_STEP,
@@ -40,7 +41,7 @@ def build(
     wrappers: Sequence[Wrap],
 ) -> Built:
     """Build a vector environment of as many environments as there are agents, or take a ready one."""
-    _require_one_of("vector", vector, ("sync", "native"))
+    _require_one_of("vector", vector, ("sync", "async", "native"))
     _require_one_of("autoreset", autoreset, ("auto", *MODES))
     if agents < 1:
         raise ConfigError(f"world.agents={agents}: there must be at least 1.")
@@ -49,7 +50,8 @@ def build(
     found = find_env(env, options, wrappers)
     if vector == "native":
         return _native(found, agents, autoreset, options, wrappers)
-    return _sync(found, agents, MODES.get(autoreset, AutoresetMode.SAME_STEP))
+    mode = MODES.get(autoreset, AutoresetMode.SAME_STEP)
+    return _async(found, agents, mode) if vector == "async" else _sync(found, agents, mode)
 
 
 def _sync(found: Found, agents: int, mode: AutoresetMode) -> Built:
@@ -69,6 +71,20 @@ def _sync(found: Found, agents: int, mode: AutoresetMode) -> Built:
     return Built(found.name, env, mode, numbered)
 
 
+def _async(found: Found, agents: int, mode: AutoresetMode) -> Built:
+    """Put each environment into a process of its own."""
+    makers = [partial(_numbered, found, agent) for agent in range(agents)]
+    try:
+        env = AsyncVectorEnv(makers, copy=False, autoreset_mode=mode)
+    except Exception as error:
+        raise ConfigError(f"{found.name} cannot live in processes: {said(error)}") from error
+    return Built(found.name, env, mode)
+
+
+def _numbered(found: Found, agent: int) -> Numbered:
+    return Numbered(found.make(), agent)
+
+
 def _native(
     found: Found, agents: int, autoreset: Autoreset, options: Mapping[str, Any], wrappers: Sequence[Wrap]
 ) -> Built:
@@ -79,7 +95,7 @@ def _native(
         )
     if wrappers:
         raise ConfigError(
-            f"{found.name}: world.wrappers go with world.vector=sync; a native one cannot be wrapped."
+            f"{found.name}: world.wrappers do not go with world.vector=native: it cannot be wrapped."
         )
     mode = "vector_entry_point"
     try:
