@@ -127,6 +127,8 @@ def test_whatever_is_lived_is_told(seed, agent):
         if "episodes of" not in "".join(lines):
             assert read(lines)[0] == by_hand(segments, agent, 4, iteration * 2 * T)
         assert all(len(line) <= 100 for line in lines)
+        when = [int(step) for line in lines for step in re.findall(r"─ (?:edge after )?steps? (\d+)", line)]
+        assert when == sorted(when)
 
 
 def test_segments_have_their_steps_and_the_first_one_comes_in_empty():
