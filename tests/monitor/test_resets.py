@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from check import own
 from gym_envs import BOTH, MODES, TERMINATED, TRUNCATED, counting
 from holdfast.errors import ContractError
-from holdfast.experience import Collector, evaluate
+from holdfast.experience import Collector, evaluate, value_of
 from holdfast.monitor import Resets, remembered
 from holdfast.policies import make_policy
 from holdfast.worlds import make_world
@@ -115,25 +115,41 @@ def test_a_step_told_but_not_given_to_the_policy_is_due_in_the_next_rollout():
     assert pairs(found) == [(2, 2), (2, 2), (0, 0)]
 
 
-class Outlives(Scripted):
-    """Lets agents act on after an end and tells no start: the guard is not asked here."""
+def watch_unguarded(world, steps=6):
+    """Live in a world whose flags nobody looks at."""
+    policy = make_reader()
+    policy.bind(world.spec)
+    policy.store.open({0: world.agents})
+    resets, step = Resets(policy, world.agents), world.reset()
+    with resets.listening(), torch.no_grad():
+        for _ in range(steps):
+            resets.saw(step)
+            policy(own.as_batch(step, 0, torch.zeros(world.agents)))
+            step = world.step(torch.zeros(world.agents, dtype=torch.long))
+        resets.saw(step)
+    return pairs([resets.take()])
 
 
 def test_who_acts_on_after_an_end_is_owed_a_clear():
     ended = torch.zeros(2, 60, dtype=torch.bool)
     ended[:, 3] = True
-    world = Outlives(2, 60, terminated=ended, first=(torch.arange(60) == 0).expand(2, 60).clone())
-    policy = make_reader()
-    policy.bind(world.spec)
-    policy.store.open({0: 2})
-    resets, step = Resets(policy, 2), world.reset()
-    with resets.listening(), torch.no_grad():
-        for _ in range(6):
-            resets.saw(step)
-            policy(own.as_batch(step, 0, torch.zeros(2)))
-            step = world.step(torch.zeros(2, dtype=torch.long))
+    first = (torch.arange(60) == 0).expand(2, 60)
+    assert watch_unguarded(Scripted(2, 60, terminated=ended, first=first)) == [(2, 4)]
+
+
+def test_a_start_in_the_middle_of_a_life_is_owed_nothing():
+    first = ((torch.arange(60) == 0) | (torch.arange(60) == 3)).expand(2, 60)
+    assert watch_unguarded(Scripted(2, 60, first=first)) == [(4, 2)]
+
+
+def test_a_clear_in_a_replay_is_none():
+    world, policy = scripted(agents=3), make_small()
+    resets, step = Resets(policy, 3), world.reset()
+    with resets.listening():
         resets.saw(step)
-    assert pairs([resets.take()]) == [(2, 4)]
+        value_of(policy, policy.lstm.cell.initial(3), step.obs, step.first, step.trial)
+        resets.saw(world.step(torch.zeros(3)))
+    assert pairs([resets.take()]) == [(0, 3)]
 
 
 class ClearsOften(Small):

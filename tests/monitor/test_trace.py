@@ -127,6 +127,8 @@ def test_whatever_is_lived_is_told(seed, agent):
         if "episodes of" not in "".join(lines):
             assert read(lines)[0] == by_hand(segments, agent, 4, iteration * 2 * T)
         assert all(len(line) <= 100 for line in lines)
+        when = [int(step) for line in lines for step in re.findall(r"─ (?:edge after )?steps? (\d+)", line)]
+        assert when == sorted(when)
 
 
 def test_segments_have_their_steps_and_the_first_one_comes_in_empty():
@@ -173,6 +175,16 @@ def test_episodes_that_end_otherwise_or_with_absences_are_told_apart():
     assert sum("episode ended (truncated)" in line for line in lines) == 2
 
 
+def test_the_steps_somebody_is_away_are_told_and_pay_nothing():
+    step = torch.arange(80)[None]
+    ended, first, valid = step % 3 == 2, step % 3 == 0, step % 3 != 2
+    world = Scripted(1, 80, terminated=ended, first=first, valid=valid)
+    collector = Collector(world, make_reader(), length=12, horizon=12, seed=0)
+    lines = Trace(collector.policy, 1, 0).rollout(collector.rollout(0), 0)
+    # Steps 1 and 2 pay, 4 and 5, 7 and 8, 10 and 11.
+    assert lines[3] == "├─ steps 0-11: 4 episodes of 2 steps and 1 away, terminated, mean return 12"
+
+
 def test_a_long_life_in_recall_fits_a_terminal():
     world = make_world("recall", agents=43)
     policy = make_policy("fast", world, hidden_size=16)
@@ -213,9 +225,9 @@ def test_without_a_memory_nothing_is_said_of_one():
     assert "cleared" not in text
 
 
-@pytest.mark.parametrize("kind", POLICIES)
+@pytest.mark.parametrize("kind", [*POLICIES, "drops out"])
 def test_nothing_is_touched(kind):
-    policy = POLICIES[kind]()
+    policy = make_small(own.DropsOut) if kind == "drops out" else POLICIES[kind]()
     collector = Collector(world_for(policy), policy, length=2 * T, horizon=T, seed=0)
     segments = collector.rollout(0)
     live, steps = policy.store.snapshot().tree, segments.steps.clone()

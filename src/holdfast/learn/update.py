@@ -36,7 +36,7 @@ class Onlooker(Protocol):
     """Somebody who looks on while the first minibatch is computed."""
 
     def saving(self) -> AbstractContextManager[None]:
-        """Stand around its forward pass."""
+        """Stand around the forward pass of its first piece."""
         ...
 
     def saw_gradients(self, policy: LSTMWrapper) -> None:
@@ -194,8 +194,7 @@ class Learner:
         goal = normalised(goal, rows, ppo, chosen.weights)
         lessons = [each.rows(index) for each in heard]
         self.optimizer.zero_grad(set_to_none=True)
-        with nullcontext() if onlooker is None else onlooker.saving():
-            loss, report, judged = self._accumulated(rows, goal, knobs, lessons)
+        loss, report, judged = self._accumulated(rows, goal, knobs, lessons, onlooker)
         if onlooker is not None:
             onlooker.saw_gradients(self.policy)
         norm = nn.utils.clip_grad_norm_(self.policy.parameters(), ppo.max_grad_norm)
@@ -217,16 +216,22 @@ class Learner:
         return targets_of(rows, knobs.ppo)
 
     def _accumulated(
-        self, rows: Segments, goal: Targets, knobs: Trainer, lessons: Sequence[Heard]
+        self,
+        rows: Segments,
+        goal: Targets,
+        knobs: Trainer,
+        lessons: Sequence[Heard],
+        onlooker: Onlooker | None,
     ) -> tuple[Tensor, dict[str, Tensor], Judged]:
         """Add up the gradients of the pieces of a minibatch: they are those of the whole."""
         everybody = rows.steps["valid"].sum().clamp(min=1)
         total, reports, said, shares = torch.zeros_like(everybody, dtype=goal.returns.dtype), [], [], []
         for piece in _pieces(rows, knobs.accumulate):
             part, lessons_of_it = rows.rows(piece), [each.rows(piece) for each in lessons]
-            loss, report, judged = loss_of(
-                self.policy, part, goal.rows(piece), knobs.ppo, anchors=self.anchors, heard=lessons_of_it
-            )
+            with nullcontext() if onlooker is None or reports else onlooker.saving():
+                loss, report, judged = loss_of(
+                    self.policy, part, goal.rows(piece), knobs.ppo, anchors=self.anchors, heard=lessons_of_it
+                )
             share = part.steps["valid"].sum().to(loss.dtype) / everybody
             (loss * share).backward()
             total = total + (loss * share).detach()

@@ -53,6 +53,14 @@ def following(policy: LSTMWrapper, follow: Callable[[Cell, TensorDict], None]) -
         yield
 
 
+@contextmanager
+def same_randomness(policy: LSTMWrapper) -> Iterator[None]:
+    """Leave the generators that all share as they were: a policy that drops out draws from them."""
+    device = next(policy.parameters()).device
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        yield
+
+
 def live_state(policy: LSTMWrapper) -> TensorDict:
     """Put the live memories of all slices together, in the order of the agents."""
     store = policy.store

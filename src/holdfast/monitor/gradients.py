@@ -10,7 +10,7 @@ from holdfast.errors import ContractError
 from holdfast.experience import Segments
 from holdfast.learn import replay
 from holdfast.memory import Cell
-from holdfast.monitor.cells import changing
+from holdfast.monitor.cells import changing, same_randomness
 from holdfast.policies import LSTMWrapper
 from holdfast.policies.clock import clears
 from holdfast.shapes import Float, Int, Tensor
@@ -70,8 +70,7 @@ def reach_back(policy: LSTMWrapper, segments: Segments, rows: int = 16) -> Float
         probes.setdefault(cell, []).append(torch.zeros_like(x, requires_grad=True))
         return x + probes[cell][-1]
 
-    devices = [where.device] if where.is_cuda else []
-    with torch.random.fork_rng(devices=devices), torch.enable_grad(), changing(policy, probed):
+    with same_randomness(policy), torch.enable_grad(), changing(policy, probed):
         said = _said(policy, some, where)
     norms = torch.zeros_like(some.steps["values"])
     for each in probes.values():

@@ -36,9 +36,10 @@ class Piece:
     rewards: float
     """The sum of what was paid for actions in this piece."""
 
-    def whole(self, T: int) -> bool:
-        """Say whether an episode begins, ends and is followed by the next one inside the segment."""
-        return self.opens == "episode" and len(self.ends) == 1 and self.stop < T
+    @property
+    def whole(self) -> bool:
+        """Whether an episode begins and ends inside the segment."""
+        return self.opens == "episode" and len(self.ends) == 1
 
     @property
     def kind(self) -> tuple[object, ...]:

@@ -10,7 +10,7 @@ from holdfast.errors import ConfigError
 from holdfast.experience import Segments
 from holdfast.learn import replay
 from holdfast.memory import Cell
-from holdfast.monitor.cells import Heard, following, hearing, lengths, live_state, remembers
+from holdfast.monitor.cells import Heard, following, hearing, lengths, live_state, same_randomness
 from holdfast.monitor.row import Piece, read_row
 from holdfast.policies import LSTMWrapper
 from holdfast.policies.clock import clears
@@ -73,9 +73,8 @@ class Trace:
             yield "nothing is remembered"
         else:
             yield f"memory comes in {f'with |state| {entry:.4g}' if entry else 'as zeros'}"
-        clear = self._cleared(row)
-        pieces, T = read_row(row.steps[0], clear), len(clear)
-        for alike, group in groupby(pieces, lambda piece: piece.kind if piece.whole(T) else piece):
+        pieces = read_row(row.steps[0], self._cleared(row))
+        for alike, group in groupby(pieces, lambda piece: piece.kind if piece.whole else piece):
             several = list(group)
             if isinstance(alike, tuple) and len(several) >= FEWEST:
                 yield from _alike(several, begin, self._memory(row, several, entry))
@@ -88,10 +87,9 @@ class Trace:
         heard: dict[Cell, list[Tensor]] = {}
 
         def hear(cell: Cell, call: Heard) -> None:
-            if remembers(cell):
-                heard.setdefault(cell, []).append(call["clear"].reshape(-1))
+            heard.setdefault(cell, []).append(call["clear"].reshape(-1))
 
-        with torch.random.fork_rng(devices=[]), hearing(self._policy, hear):
+        with same_randomness(self._policy), hearing(self._policy, hear):
             replay(self._policy, row)
         # A memory that is none of ours cannot be heard; then the clock must do.
         mine = [torch.cat(calls) for calls in heard.values()]
@@ -115,7 +113,7 @@ class Trace:
             return entry
         left: dict[Cell, TensorDict] = {}
         part = Segments(row.steps[:, :t], row.entry, row.tail, row.version)
-        with torch.random.fork_rng(devices=[]), following(self._policy, left.__setitem__):
+        with same_randomness(self._policy), following(self._policy, left.__setitem__):
             replay(self._policy, part)
         squares = [float(lengths(state)) ** 2 for state in left.values() if not state.is_empty()]
         return sum(squares) ** 0.5 if squares else None
