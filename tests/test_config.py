@@ -148,14 +148,14 @@ def test_none_turns_an_optional_number_off(word):
         ("trainer.num_workers", "0", "greater than or equal to 1"),
         ("trainer.bptt_horizon", "0", "greater than or equal to 1"),
         ("trainer.minibatch_size", "-64", "greater than or equal to 1"),
-        ("trainer.optimizer.learning_rate", "0", "greater than 0"),
+        ("trainer.optimizer.learning_rate", -1e-9, "greater than or equal to 0"),
         ("trainer.optimizer.learning_rate", "nan", "finite number"),
         ("trainer.optimizer.learning_rate", "inf", "finite number"),
-        ("trainer.optimizer.learning_rate_end", "inf", "finite number"),
+        ("trainer.optimizer.eps", "inf", "finite number"),
         ("trainer.ppo.vf_coef", float("inf"), "finite number"),
         ("trainer.ppo.max_grad_norm", "1e999", "finite number"),
         ("trainer.optimizer.learning_rate", "fast", "valid number"),
-        ("trainer.optimizer.learning_rate_end", "-1", "greater than or equal to 0"),
+        ("trainer.optimizer.weight_decay", "-1", "greater than or equal to 0"),
         ("trainer.optimizer.beta1", "1", "less than 1"),
         ("trainer.ppo.gamma", "1.01", "less than or equal to 1"),
         ("trainer.ppo.gae_lambda", "-0.1", "greater than or equal to 0"),
@@ -199,7 +199,7 @@ def test_a_key_with_a_letter_missing_or_two_swapped_is_recognised(key):
         ("trainer.gamma", "trainer.ppo.gamma"),
         ("gamma", "trainer.ppo.gamma"),
         ("agents", "world.agents"),
-        ("name", "world.name or policy.name"),
+        ("name", "world.name or policy.name or trainer.optimizer.name"),
         ("Seed", "seed"),
     ],
 )
@@ -254,7 +254,7 @@ overrides = st.fixed_dictionaries(
         "policy.name": st.sampled_from(["auto", "fast", "my.module:Policy"]),
         "memory.clear_on": st.sampled_from(["episode", "trial", "never"]),
         "trainer.optimizer.learning_rate": st.floats(1e-9, 1),
-        "trainer.optimizer.learning_rate_end": st.one_of(st.none(), st.floats(0, 1)),
+        "trainer.ppo.target_kl": st.one_of(st.none(), st.floats(0.001, 1)),
         "trainer.ppo.gamma": st.floats(0, 1),
         "trainer.ppo.norm_adv": st.booleans(),
     },
@@ -273,13 +273,13 @@ def test_a_minibatch_of_a_thousand_is_told_the_sizes_beside_it():
     message = told({"trainer.minibatch_size": "1000"})
     assert (
         message == "trainer.minibatch_size=1000 is not a multiple of trainer.bptt_horizon=64; "
-        "try trainer.minibatch_size=512 or 1024."
+        "try trainer.minibatch_size=256 or 512 or 1024."
     )
 
 
-def test_a_minibatch_smaller_than_a_segment_is_told_one_size_only():
+def test_a_minibatch_smaller_than_a_segment_is_told_larger_ones():
     message = told({"trainer.minibatch_size": "10"})
-    assert "trainer.bptt_horizon=64; try trainer.minibatch_size=64." in message
+    assert "trainer.bptt_horizon=64; try trainer.minibatch_size=64 or 128 or 256." in message
     assert " 0 " not in message
 
 

@@ -16,6 +16,7 @@ from holdfast.build import build_policy, build_world
 from holdfast.cli import main
 from holdfast.config import Config, change
 from holdfast.keep import load_weights
+from holdfast.learn import Learner
 from holdfast.policies import POLICIES
 from holdfast.recipes import find_recipe
 from holdfast.report import METRICS
@@ -32,7 +33,8 @@ TINY = {
     "policy.hidden_size": 8,
     "policy.num_layers": 1,
 }
-TIMES = {"seconds", "charts/SPS"}
+TIMES = {name for name, metric in METRICS.items() if metric.kind == "time"}
+MONITORED = {"memory/gradient_reach", "gradients/within", "gradients/norm"}
 EVALUATION = {"eval/return_mean", "eval/return_mean_memory_cleared"}
 CHECK = {"memory/check_replay", "memory/check_clear"}
 
@@ -64,7 +66,7 @@ def test_a_run_leaves_its_folder_behind(mixed):
     assert mixed.finished
     assert mixed.folder.name == "mixed"
     names = {path.name for path in mixed.folder.iterdir()}
-    assert names == {"config.json", "command.txt", "metrics.jsonl", "checkpoints"}
+    assert names == {"config.json", "command.txt", "metrics.jsonl", "machine.jsonl", "checkpoints"}
     # 5000 steps in batches of 256 are 20 iterations.
     assert mixed.checkpoint == mixed.folder / "checkpoints" / "000020"
     assert (mixed.folder / "checkpoints" / "latest").resolve() == mixed.checkpoint.resolve()
@@ -85,10 +87,15 @@ def test_the_command_in_the_folder_says_how_the_run_was_made(mixed):
 
 
 def test_every_number_is_described_and_every_description_has_a_number(mixed):
+    # That every description has a number is seen in a run with everything on: tests/test_runs_in_full.py.
     lines = metrics_of(mixed.folder)
-    assert {key for line in lines for key in line} == METRICS.keys()
-    assert all(line.keys() == METRICS.keys() - EVALUATION for line in lines[:2])
-    assert all(line.keys() == METRICS.keys() - EVALUATION - CHECK for line in lines[2:-1])
+    names = [{key.partition("@")[0] for key in line} for line in lines]
+    always = set.intersection(*names[:-1])
+    assert set.union(*names) <= METRICS.keys()
+    assert not always & (CHECK | MONITORED | EVALUATION)
+    for iteration, found in enumerate(names[:-1]):
+        expected = always | (CHECK if iteration < 2 else set())
+        assert found == expected | (MONITORED if iteration in (0, 1, 10) else set())
     assert lines[-1].keys() == {"iteration", "global_step"} | EVALUATION
     for line in lines:
         assert all(isinstance(number, int | float) and number == number for number in line.values())
@@ -104,8 +111,8 @@ def test_the_lines_count_iterations_and_steps(mixed):
 
 def test_a_run_returns_what_its_last_iteration_and_its_evaluation_measured(mixed):
     *_, iteration, evaluation = metrics_of(mixed.folder)
-    assert mixed.metrics == iteration | evaluation
-    assert mixed.metrics.keys() == METRICS.keys() - CHECK
+    machine = [json.loads(line) for line in (mixed.folder / "machine.jsonl").read_text().splitlines()][-1]
+    assert mixed.metrics == iteration | machine | evaluation
 
 
 def test_replaying_gives_what_was_lived_in_every_line(mixed):
@@ -128,7 +135,7 @@ def test_step_size_and_entropy_bonus_go_down_in_a_line(mixed):
     lines = metrics_of(mixed.folder)[:-1]
     rates = [line["charts/learning_rate"] for line in lines]
     assert rates == pytest.approx([1e-3 + (1e-4 - 1e-3) * i / 20 for i in range(20)])
-    bonus = [line["charts/ent_coef"] for line in lines]
+    bonus = [line["charts/scheduled@trainer.ppo.ent_coef"] for line in lines]
     assert bonus == pytest.approx([0.02 - 0.02 * i / 20 for i in range(20)])
 
 
@@ -180,7 +187,9 @@ def test_the_seed_decides_every_draw_and_the_evaluation_sees_other_episodes(tmp_
     tiny_train(tmp_path, seed=7, trainer__total_timesteps=256)
     training = {(7, draws.STREAM_WORLD), (7, draws.STREAM_ACTION), (7, draws.STREAM_MINIBATCH)}
     unseen = draws.seed_of(7, draws.STREAM_UNSEEN)
-    assert drawn == training | {(unseen, draws.STREAM_WORLD), (7, draws.STREAM_UNSEEN)}
+    # The probe of gradients is the same in every run, so that its numbers can be compared.
+    probe = (0, draws.STREAM_PROBE)
+    assert drawn == training | {(unseen, draws.STREAM_WORLD), (7, draws.STREAM_UNSEEN), probe}
 
 
 def test_training_leaves_the_global_generator_alone(tmp_path):
@@ -214,7 +223,7 @@ def test_a_run_without_a_name_is_called_after_its_world_and_time(tmp_path):
         {"policy__memory_init": "original"},
         {"policy__num_layers": 3, "policy__name": "auto"},
         {"trainer__bptt_horizon": 1, "trainer__ppo__norm_adv": False},
-        {"trainer__ppo__clip_vloss": True, "trainer__optimizer__learning_rate_end": None},
+        {"trainer__ppo__clip_vloss": True, "schedule": "none"},
         {"world__agents": 1, "trainer__batch_size": 64, "trainer__total_timesteps": 128},
     ],
     ids=str,
@@ -270,18 +279,18 @@ def test_where_no_episode_ends_nobody_waits_for_one(tmp_path, capsys):
 
 
 def test_a_run_asked_to_stop_before_its_evaluation_is_not_finished(tmp_path, monkeypatch):
-    module = sys.modules["holdfast.train"]
-    update = module.update
+    update = Learner.update
 
     def stopped(*words, **options):
         signal.raise_signal(signal.SIGTERM)
         return update(*words, **options)
 
     # There is one iteration only: all steps were collected and learnt from, but nothing was evaluated.
-    monkeypatch.setattr(module, "update", stopped)
+    monkeypatch.setattr(Learner, "update", stopped)
     run = tiny_train(tmp_path, trainer__total_timesteps=256)
     assert not run.finished
-    assert metrics_of(run.folder) == [run.metrics]
+    (line,) = metrics_of(run.folder)
+    assert line.items() <= run.metrics.items()
     assert not run.metrics.keys() & EVALUATION
     assert run.checkpoint.name == "000001"
 
@@ -291,7 +300,7 @@ def test_a_broken_run_still_saves_what_it_had(tmp_path, capsys):
     # With a bonus this large the loss overflows in the first update.
     assert main(["train", *words, "trainer.ppo.ent_coef=3e38", "trainer.ppo.vf_coef=3e38"]) == 1
     said = capsys.readouterr().err
-    assert said.startswith("holdfast: The gradient is not finite; the weights are those before")
+    assert said.startswith("holdfast: iteration 1, epoch 1, minibatch 1: not finite: ")
     assert said.count("\n") == 1
     assert all(leaf.isfinite().all() for leaf in weights_in(tmp_path / "broken").values())
 

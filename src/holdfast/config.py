@@ -90,7 +90,8 @@ class Config(Knobs):
     memory: Memory = Memory()
     trainer: Trainer = Trainer()
     schedule: Annotated[tuple[Schedule, ...], BeforeValidator(_schedules)] = Field(
-        default=(), description="schedule.KEY=KIND:END: constant, linear, cosine, exponential, logarithmic"
+        default=(),
+        description="how numbers change over the run; schedule.KEY=KIND:END changes one, none: nothing does",
     )
 
     @model_validator(mode="after")
@@ -129,6 +130,11 @@ class Config(Knobs):
     def rollout_length(self) -> int:
         """Steps each agent lives between two updates."""
         return self.trainer.batch_size // self.world.agents
+
+    @property
+    def steps(self) -> int:
+        """Steps of the whole run, in whole batches."""
+        return self.iterations * self.trainer.batch_size
 
     @property
     def iterations(self) -> int:

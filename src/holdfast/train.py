@@ -36,6 +36,7 @@ from holdfast.trainer_knobs import Teacher, Trainer, scheduled_from
 from holdfast.values import due
 from holdfast.worlds import World, WorldSpec, closing_world
 
+Lessons = Sequence[Lesson]
 LEARNING_RATE = "trainer.optimizer.learning_rate"
 
 
@@ -83,7 +84,7 @@ def _run_in(world: World, recipe: str, config: Config, device: torch.device, com
     _announce(console, recipe, config, folder)
     metrics: dict[str, int | float] = {"iteration": 0, "global_step": 0}
     ended, kept = 0.0, Kept(folder, policy, config)
-    tell = Tell(console.say, traced, folder.path / "trace.txt")
+    tell = Tell(console, config.trainer.bptt_horizon, traced, folder.path / "trace.txt")
     with closing(MetricsFile(folder.metrics)) as file, _mirrors(config, folder, console) as mirrors:
         try:
             with console, listening_for_stop() as stop:
@@ -134,53 +135,44 @@ def _evaluated(
 
 
 def iterations(
-    config: Config,
-    world: World,
-    policy: LSTMWrapper,
-    lessons: Sequence[Lesson] = (),
-    tell: Tell | None = None,
+    config: Config, world: World, policy: LSTMWrapper, lessons: Lessons = (), tell: Tell | None = None
 ) -> Iterator[dict[str, int | float]]:
     """Collect and learn, again and again; yield what each iteration measured."""
-    trainer, agents, begun, lived = config.trainer, world.agents, time.perf_counter(), 0
-    tell = tell or Tell()
-    steps = config.iterations * trainer.batch_size
-    observer = Observer(policy, agents=agents, total_steps=steps, often=trainer.monitor)
+    tell, begun, lived = tell or Tell(), time.perf_counter(), 0
+    observer = Observer(policy, world.agents, config.trainer.monitor, total_steps=config.steps)
     collector = _collector(config, world, policy, lessons, observer)
-    learner = Learner(policy, trainer, config.seed)
+    learner = Learner(policy, config.trainer, config.seed)
     for iteration in range(config.iterations):
         before, progress = time.perf_counter(), iteration / config.iterations
         knobs = knobs_at(config, progress)
         with observer.listening():
             segments = collector.rollout(version=iteration)
         tell.rollout(segments, iteration)
-        looked = look(policy, segments, agents) if due(trainer.check, iteration) else {}
+        checked = look(policy, segments, world.agents) if due(knobs.check, iteration) else {}
         with collector.stopwatch.timing("update"):
             heard, onlooker = [*heard_by(lessons, segments, lived)], observer.look(segments, iteration)
             learnt = learner.update(segments, knobs, progress=progress, heard=heard, onlooker=onlooker)
             learnt |= learner.refresh(segments, collector, knobs)
         tell.update(iteration, learnt)
-        now, lived = time.perf_counter(), lived + segments.lived
-        if trainer.analyze_weights_interval and (iteration + 1) % trainer.analyze_weights_interval == 0:
-            looked |= weight_metrics(policy)
-        metrics = {
-            "iteration": iteration + 1,
-            "global_step": lived,
-            "seconds": now - begun,
-            "charts/SPS": segments.lived / (now - before),
-            **_split(collector.stopwatch.take(), now - before),
-            **_scheduled(config, knobs),
-            **collector.episodes.take(),
-            **learnt,
-            **observer.take(segments, lived),
-            **looked,
-        }
-        tell.saw(metrics, trainer.bptt_horizon)
-        tell.alarm(observer.alarm())
-        yield metrics
+        lived += segments.lived
+        yield tell.saw(
+            {
+                "iteration": iteration + 1,
+                "global_step": lived,
+                **_times(collector.stopwatch.take(), begun, before, segments.lived),
+                **_scheduled(config, knobs),
+                **collector.episodes.take(),
+                **learnt,
+                **observer.take(segments, lived),
+                **checked,
+                **_weights(policy, knobs.analyze_weights_interval, iteration),
+            },
+            observer.alarm(),
+        )
 
 
 def _collector(
-    config: Config, world: World, policy: LSTMWrapper, lessons: Sequence[Lesson], observer: Observer
+    config: Config, world: World, policy: LSTMWrapper, lessons: Lessons, observer: Observer
 ) -> Collector:
     trainer = config.trainer
     return Collector(
@@ -212,10 +204,17 @@ def _scheduled(config: Config, knobs: Trainer) -> dict[str, float]:
     return found | {f"charts/scheduled@{each.key}": scheduled_from(knobs, each) for each in others}
 
 
-def _split(seconds: dict[str, float], total: float) -> dict[str, float]:
-    """Tell what the time of an iteration went to."""
+def _times(seconds: dict[str, float], begun: float, before: float, lived: int) -> dict[str, float]:
+    """Tell how fast an iteration was that began at `before`, and what its time went to."""
+    now = time.perf_counter()
     parts = {f"time/{part}": seconds.get(part, 0.0) for part in ("world", "forward", "copy", "update")}
-    return parts | {"time/other": max(0.0, total - sum(parts.values()))}
+    parts["time/other"] = max(0.0, now - before - sum(parts.values()))
+    return {"seconds": now - begun, "charts/SPS": lived / (now - before), **parts}
+
+
+def _weights(policy: LSTMWrapper, interval: int, iteration: int) -> dict[str, float]:
+    """Describe the weights after every so many iterations."""
+    return weight_metrics(policy) if interval and (iteration + 1) % interval == 0 else {}
 
 
 @contextmanager

@@ -64,7 +64,7 @@ def test_a_minibatch_of_a_thousand_is_told_what_to_type(refused):
     line = refused("trainer.minibatch_size=1000")
     assert line == (
         "trainer.minibatch_size=1000 is not a multiple of trainer.bptt_horizon=64; "
-        "try trainer.minibatch_size=512 or 1024."
+        "try trainer.minibatch_size=256 or 512 or 1024."
     )
 
 
@@ -73,8 +73,8 @@ def test_a_minibatch_that_was_proposed_can_be_trained_with(runs, capsys):
     assert main(["train", f"runs_dir={runs}", *words]) == 2
     line = capsys.readouterr().err
     assert (
-        "trainer.minibatch_size=33 is not a multiple of trainer.bptt_horizon=8; try trainer.minibatch_size=32"
-        in line
+        "trainer.minibatch_size=33 is not a multiple of trainer.bptt_horizon=8; "
+        "try trainer.minibatch_size=8 or 16 or 32." in line
     )
     assert main(["train", f"runs_dir={runs}", *TINY]) == 0
 
@@ -134,8 +134,10 @@ def test_a_batch_that_cannot_be_is_told_the_arithmetic(refused):
     assert all(size % 512 == size % (48 * 64) == 0 for size in (3072, 6144, 9216))
 
 
-def test_a_tracker_that_is_not_built_is_refused(refused):
-    assert refused("wandb=online") == "wandb=online: input should be 'off'."
+def test_a_tracker_whose_package_is_missing_names_its_extra(refused, monkeypatch):
+    monkeypatch.setattr("holdfast.report.trackers.find_spec", lambda name: None)
+    assert "pip install 'holdfast[wandb]'" in refused("wandb=offline")
+    assert "pip install 'holdfast[track]'" in refused("tensorboard=on")
 
 
 def test_a_graph_that_is_not_there_is_told(refused):

@@ -20,7 +20,12 @@ sizes = {"B": st.integers(1, 40), "seed": st.integers(0, 10**6), "epoch": st.int
 def segments_of(B):
     """Segments of which nothing is read but how many there are."""
     empty = TensorDict({}, batch_size=[B])
-    return Segments(TensorDict({}, batch_size=[B, 1]), empty, TensorDict({"rewards": torch.zeros(B)}, [B]), 0)
+    return Segments(
+        TensorDict({}, batch_size=[B, 1]),
+        empty,
+        TensorDict({"rewards": torch.zeros(B)}, [B]),
+        torch.zeros(B, dtype=torch.long),
+    )
 
 
 def draw(priorities, rows, count, *, seed=0, epoch=0):

@@ -137,8 +137,9 @@ def test_who_remembers_nothing_does_not_drift():
 
 @pytest.mark.parametrize("mode", ["recompute", "burn_in"])
 def test_policies_written_by_hand_and_graphs_are_kept_fresh_too(mode):
-    world = make_world("recall", agents=4, delay=(2, 5))
-    for policy in (NewLSTMPolicy(SPEC), make_policy("component:fast", world, hidden_size=8)):
+    recall, script = make_world("recall", agents=4, delay=(2, 5)), random_script(4, 40, 0, 0.1, 0.1)
+    graph = make_policy("component:fast", recall, hidden_size=8)
+    for world, policy in ((script, NewLSTMPolicy(script.spec)), (recall, graph)):
         collector = Collector(world, policy, length=8, horizon=4, seed=0, lead=2 * (mode == "burn_in"))
         segments = collector.rollout(0)
         learner = learner_for(policy, segments, epochs=2, stale=mode, burn_in=2)

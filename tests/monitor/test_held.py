@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 from torch import nn
 
-from holdfast.config import PPO
-from holdfast.learn import loss_of, targets_of
+from holdfast.learn import loss_of, normalised, targets_of
 from holdfast.monitor import Held, bytes_of, counting_graph
 from holdfast.monitor.held import KEPT, MIB, Readings, process_bytes
+from holdfast.trainer_knobs import PPO
 from monitor.lives import POLICIES, stored
 from small import make_small
 
@@ -54,20 +54,20 @@ def test_where_nothing_is_differentiated_nothing_is_kept():
 
 @pytest.mark.parametrize("kind", POLICIES)
 def test_a_loss_is_counted_and_its_gradients_are_the_same(kind):
-    policy, ppo = POLICIES[kind](), PPO()
+    policy, ppo = POLICIES[kind](), PPO(gamma=0.9, gae_lambda=0.9, ent_coef=0.01)
     segments = stored(policy)
-    targets = targets_of(segments, gamma=0.9, lam=0.9)
+    targets = targets_of(segments, ppo)
     grads, sizes = [], []
     for rows in (2, 12, 12):
         chosen = segments.rows(torch.arange(rows))
-        some = type(targets)(targets.advantages[:rows], targets.returns[:rows])
+        some = normalised(targets.rows(torch.arange(rows)), chosen, ppo, None)
         policy.zero_grad()
         with counting_graph(policy) as graph:
-            loss, _ = loss_of(policy, chosen, some, ppo, 0.01)
+            loss, _, _ = loss_of(policy, chosen, some, ppo)
         loss.backward()
         sizes.append(graph.bytes)
         grads.append([each.grad for each in policy.parameters() if each.grad is not None])
-    loss, _ = loss_of(policy, segments.rows(torch.arange(12)), some, ppo, 0.01)
+    loss, _, _ = loss_of(policy, segments.rows(torch.arange(12)), some, ppo)
     policy.zero_grad()
     loss.backward()
     plain = [each.grad for each in policy.parameters() if each.grad is not None]

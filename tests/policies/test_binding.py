@@ -368,7 +368,7 @@ def test_experience_is_what_the_collector_stores():
     policy = make_policy("fast", world, seed=0, hidden_size=8)
     steps = Collector(world, policy, length=4, horizon=4, seed=0).rollout(0).steps
     told = policy.get_agent_experience_spec()
-    assert set(steps.keys()) == {*told.keys(), "last_values"}
+    assert set(steps.keys()) == {*told.keys(), "last_values", "values_now", "ratio"}
     assert {key: leaf.dtype for key, leaf in told.items()} == {key: steps[key].dtype for key in told.keys()}  # noqa: SIM118
 
 

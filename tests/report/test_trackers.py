@@ -186,7 +186,9 @@ def test_a_missing_package_is_one_line_that_names_the_extra(tmp_path, monkeypatc
     monkeypatch.setitem(sys.modules, tracker, None)
     extra = "wandb" if tracker == "wandb" else "track"
     monkeypatch.setattr(trackers, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=rf"^{tracker}={mode} needs .* pip install 'holdfast\[{extra}\]'$"):
+    with pytest.raises(
+        ConfigError, match=rf"^{tracker}={mode} needs .* pip install 'holdfast\[{extra}\]'\.$"
+    ):
         open_trackers(tmp_path, "mine", {}, **{tracker: mode})
 
 

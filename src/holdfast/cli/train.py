@@ -84,6 +84,8 @@ def _print_help(name: str, world: str | None) -> None:
     )
     config = change(find_recipe(name), {"world": world} if world else {})
     _print_worlds(out, config.world.name)
+    if config.schedule:
+        out.print(f"{name} has {', '.join(f'schedule.{each}' for each in config.schedule)}\n")
     table = Table(
         Column("key", no_wrap=True),
         Column(f"in {name}", overflow="fold"),
@@ -92,7 +94,8 @@ def _print_help(name: str, world: str | None) -> None:
         padding=(0, 2, 0, 0),
     )
     for key, field in keys_of(config.world.name).items():
-        table.add_row(key, typed(lookup(config, key)), field.description)
+        value = typed(lookup(config, key))
+        table.add_row(key, "see above" if key == "schedule" and config.schedule else value, field.description)
     out.print(table)
 
 

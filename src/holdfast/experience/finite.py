@@ -32,7 +32,7 @@ def are_finite(policy: nn.Module) -> bool:
 
 def require_finite_weights(policy: nn.Module, when: str) -> None:
     """Refuse weights that are no numbers."""
-    bad = not_finite_in({name: weight.detach() for name, weight in policy.named_parameters()})
+    bad = not_finite_in(dict(policy.named_parameters()))
     if bad:
         raise NotFiniteError(
             f"{when}: weights are not finite: {_some(bad)}. The last checkpoint is older and whole; lower "

@@ -57,7 +57,7 @@ def loss_of(
     with torch.no_grad():
         report = terms | _report(old, new, log_ratio, valid, ppo)
         # Copied where gradients are off: what is reported keeps no graph alive.
-        judged = Judged(new["values"].detach(), log_ratio.exp().detach())
+        judged = Judged(new["values"].clone(), log_ratio.exp())
         return loss, {name: number.clone() for name, number in report.items()}, judged
 
 

@@ -75,7 +75,8 @@ class Learner:
             weight_decay=knobs.weight_decay,
             momentum=knobs.momentum,
         )
-        self.anchors = [weight.detach().clone() for weight in self.policy.parameters()]
+        with torch.no_grad():
+            self.anchors = [weight.clone() for weight in self.policy.parameters()]
         self.bounds = initial_bounds(self.policy)
 
     def update(
@@ -205,7 +206,7 @@ class Learner:
         # In the buffer itself, not in the copy that the minibatch is.
         segments.steps["values_now"][index] = judged.values
         segments.steps["ratio"][index] = judged.ratio
-        return report | {"losses/grad_norm": norm.detach()}
+        return report | {"losses/grad_norm": norm}
 
     @torch.no_grad()
     def _weighed(self, rows: Segments, knobs: Trainer) -> Targets:
@@ -234,7 +235,8 @@ class Learner:
                 )
             share = part.steps["valid"].sum().to(loss.dtype) / everybody
             (loss * share).backward()
-            total = total + (loss * share).detach()
+            with torch.no_grad():
+                total = total + loss * share
             reports.append(report)
             said.append(judged)
             shares.append(share)

@@ -23,7 +23,7 @@ class Observer:
     `often` says in which: `first`, `every:N` or `off`, as `trainer.check` does.
     """
 
-    def __init__(self, policy: LSTMWrapper, *, agents: int, total_steps: int, often: str) -> None:
+    def __init__(self, policy: LSTMWrapper, agents: int, often: str, *, total_steps: int) -> None:
         self._policy, self._often = policy, often
         self._resets = Resets(policy, agents)
         self._held = Held(total_steps, next(policy.parameters()).device)

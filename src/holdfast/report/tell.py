@@ -1,10 +1,11 @@
 """What a run tells besides its numbers: alarms, advice, and the life of one agent."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from holdfast.experience import Segments
 from holdfast.monitor import Trace, advice, shapes
+from holdfast.report.console import RunConsole
 
 SHOWN = 2
 """How many rollouts of a traced life are shown; the file has them all."""
@@ -19,10 +20,16 @@ class Tell:
     """Tells what happens between two lines of metrics; without arguments, to nobody."""
 
     def __init__(
-        self, say: Callable[[str], object] = _nobody, trace: Trace | None = None, file: Path | None = None
+        self,
+        console: RunConsole | None = None,
+        horizon: int = 0,
+        trace: Trace | None = None,
+        file: Path | None = None,
     ) -> None:
-        self._say, self._trace, self._file = say, trace, file
-        self._reach: tuple[int, int] | None = None
+        self._say = _nobody if console is None else console.say
+        self._alarm = _nobody if console is None else console.alarm
+        self._horizon, self._trace, self._file = horizon, trace, file
+        self._reach: int | None = None
 
     def rollout(self, segments: Segments, iteration: int) -> None:
         """Tell what the traced agent lived, and once how it is stored."""
@@ -42,19 +49,17 @@ class Tell:
             if iteration + 1 == SHOWN:
                 self._say(f"agent {self._trace.agent} lives on in {self._file}")
 
-    def alarm(self, text: str) -> None:
-        """Raise an alarm, if there is one."""
-        if text:
-            self._say(f"ALARM: {text}")
-
-    def saw(self, metrics: Mapping[str, int | float], horizon: int) -> None:
-        """Keep in mind how far gradients reach."""
+    def saw(self, metrics: dict[str, int | float], alarm: str) -> dict[str, int | float]:
+        """Keep in mind how far gradients reach, and raise an alarm if there is one."""
         if "memory/gradient_reach" in metrics:
-            self._reach = int(metrics["memory/gradient_reach"]), horizon
+            self._reach = int(metrics["memory/gradient_reach"])
+        if alarm:
+            self._alarm(alarm)
+        return metrics
 
     def advise(self) -> None:
         """Say at the end what the reach of gradients allows to be said."""
-        told = "" if self._reach is None else advice(*self._reach)
+        told = "" if self._reach is None else advice(self._reach, self._horizon)
         if told:
             self._say(told)
 

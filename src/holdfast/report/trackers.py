@@ -214,5 +214,5 @@ def require_trackers(**asked: str) -> None:
         if mode != "off" and (found is None or found.origin is None):
             raise ConfigError(
                 f"{tracker}={mode} needs the package {tracker}, which is not installed; "
-                f"type: pip install 'holdfast[{EXTRA[tracker]}]'"
+                f"type: pip install 'holdfast[{EXTRA[tracker]}]'."
             )
