@@ -99,7 +99,7 @@ def staleness(policy: LSTMWrapper, segments: Segments, pending: Step) -> dict[st
     if segments.each > 1:
         kl.append(_kl_within(policy, some, fresh))
     sums = torch.stack(kl).sum(0)
-    return found | {"memory/stale_kl": float(sums[0] / sums[1].clamp(min=1))}
+    return found | {"memory/stale_kl": max(0.0, float(sums[0] / sums[1].clamp(min=1)))}
 
 
 def _relative(stored: Any, fresh: Any) -> Float[Tensor, "A S"]:

@@ -1,0 +1,57 @@
+"""What a long run holds and how fast it is, at its end against soon after its start, in one run.
+
+MALLOC_TRIM_THRESHOLD_=0 python benchmarks/endurance.py [STEPS]
+"""
+
+import statistics
+import sys
+import time
+
+import torch
+
+from holdfast.build import build_policy, build_world
+from holdfast.config import change
+from holdfast.recipes import find_recipe
+from holdfast.train import iterations
+
+KEYS = {
+    "world.agents": 512,
+    "trainer.batch_size": 8192,
+    "trainer.minibatch_size": 8192,
+    "trainer.bptt_horizon": 16,
+    "trainer.update_epochs": 1,
+    "policy.hidden_size": 16,
+    "policy.num_layers": 1,
+}
+
+
+def main():
+    torch.set_num_threads(1)
+    steps = int(float(sys.argv[1])) if len(sys.argv) > 1 else 3_000_000
+    config = change(find_recipe("recall"), {**KEYS, "trainer.total_timesteps": steps})
+    device = torch.device("cpu")
+    world = build_world(config, device, agents=config.world.agents, seed=0)
+    policy = build_policy(config, world, device)
+    held, spent, before = [], [], time.process_time()
+    for metrics in iterations(config, world, policy):
+        now = time.process_time()
+        held.append(metrics["machine/process_bytes"])
+        spent.append(now - before)
+        before = now
+    part = max(1, len(held) // 20)
+    early, late = held[part], held[-1]
+    print(f"{config.steps:,} steps, {len(held)} iterations, {sum(spent):.0f} CPU-seconds")
+    print(
+        f"process: {early / 2**20:.1f} MiB after 5 %, {late / 2**20:.1f} at the end: {late / early - 1:+.2%}"
+    )
+    # CPU-seconds: other programs on the machine take time from the clock on the wall.
+    first, last = (statistics.median(times) for times in (spent[part : 3 * part], spent[-2 * part :]))
+    batch = config.trainer.batch_size
+    print(
+        f"steps a CPU-second: {batch / first:,.0f} then, {batch / last:,.0f} at the end: "
+        f"{first / last - 1:+.1%}"
+    )
+
+
+if __name__ == "__main__":
+    main()
