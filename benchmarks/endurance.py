@@ -25,6 +25,14 @@ KEYS = {
 }
 
 
+def yardstick(layer=torch.nn.LSTM(64, 64), x=torch.zeros(32, 64, 64)):  # noqa: B008
+    """Time a fixed piece of work: how fast this machine is just now."""
+    begun = time.process_time()
+    for _ in range(4):
+        layer(x)[0].sum().backward()
+    return time.process_time() - begun
+
+
 def main():
     torch.set_num_threads(1)
     steps = int(float(sys.argv[1])) if len(sys.argv) > 1 else 3_000_000
@@ -32,25 +40,24 @@ def main():
     device = torch.device("cpu")
     world = build_world(config, device, agents=config.world.agents, seed=0)
     policy = build_policy(config, world, device)
-    held, spent, before = [], [], time.process_time()
+    held, spent, pieces, before = [], [], [], time.process_time()
     for metrics in iterations(config, world, policy):
         now = time.process_time()
         held.append(metrics["machine/process_bytes"])
         spent.append(now - before)
-        before = now
+        pieces.append(spent[-1] / yardstick())
+        before = time.process_time()
     part = max(1, len(held) // 20)
     early, late = held[part], held[-1]
     print(f"{config.steps:,} steps, {len(held)} iterations, {sum(spent):.0f} CPU-seconds")
     print(
         f"process: {early / 2**20:.1f} MiB after 5 %, {late / 2**20:.1f} at the end: {late / early - 1:+.2%}"
     )
-    # CPU-seconds: other programs on the machine take time from the clock on the wall.
-    first, last = (statistics.median(times) for times in (spent[part : 3 * part], spent[-2 * part :]))
-    batch = config.trainer.batch_size
-    print(
-        f"steps a CPU-second: {batch / first:,.0f} then, {batch / last:,.0f} at the end: "
-        f"{first / last - 1:+.1%}"
-    )
+    # CPU-seconds, and against a fixed piece of work: other programs slow this machine down now and then.
+    for name, times in (("CPU-second", spent), ("piece of fixed work", pieces)):
+        first, last = (statistics.median(some) for some in (times[part : 3 * part], times[-2 * part :]))
+        then, now = (config.trainer.batch_size / each for each in (first, last))
+        print(f"steps a {name}: {then:,.0f} after 5 %, {now:,.0f} at the end: {now / then - 1:+.1%}")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ KEYS = {
     "trainer.update_epochs": 4,
     "trainer.optimizer.learning_rate": 3e-3,
 }
-ROLLOUTS, SEEDS, COUNTED = 80, 2, 20
+ROLLOUTS, SEEDS, COUNTED = 12, 3, 9
 # No episode is longer than two rollouts: what was lived in three holds it whole.
 LOOK_BACK = 3
 

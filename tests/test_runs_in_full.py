@@ -1,5 +1,8 @@
 """Whole runs with all that the trainer has: NaN, checkpoints, teachers, traces, trackers, repetition."""
 
+import importlib
+import io
+import itertools
 import json
 
 import gymnasium
@@ -7,15 +10,16 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from rich.console import Console
 from safetensors.torch import load_file
 
 import holdfast
 from holdfast.cli import main
 from holdfast.errors import ConfigError, ContractError
 from holdfast.experience.finite import NotFiniteError
-from holdfast.learn import Learner
+from holdfast.learn import Learner, Lesson
 from holdfast.policies import Fast
-from holdfast.report import METRICS
+from holdfast.report import METRICS, RunConsole, Tell
 
 TINY = {
     "world.agents": 16,
@@ -190,12 +194,20 @@ def test_nan_in_weights_stops_the_run_and_the_last_good_checkpoint_stays(tmp_pat
     assert told.err.startswith("holdfast: step 48: weights are not finite: lstm.cell.rnn.weight_hh_l0 (1 of ")
     assert told.err.count("\n") == 1
     good = tmp_path / "nan" / "checkpoints" / "000002"
-    assert f"weights that are not finite are not saved; {good} is whole." in told.out
+    assert f"weights that are not finite are not saved; the last good ones are {good}" in told.out
     assert (tmp_path / "nan" / "checkpoints" / "latest").resolve() == good.resolve()
     assert all(leaf.isfinite().all() for leaf in latest(tmp_path / "nan").values())
 
 
-def test_nan_before_anything_was_saved_leaves_no_checkpoint(tmp_path, monkeypatch):
+def test_nan_before_anything_was_saved_saves_the_last_good_weights(tmp_path, monkeypatch):
+    poison_weights(monkeypatch, at=2)
+    with pytest.raises(NotFiniteError):
+        run(tmp_path, run="nan")
+    assert (tmp_path / "nan" / "checkpoints" / "latest").resolve().name == "000002"
+    assert all(leaf.isfinite().all() for leaf in latest(tmp_path / "nan").values())
+
+
+def test_nan_from_the_start_leaves_no_checkpoint(tmp_path, monkeypatch):
     poison_weights(monkeypatch, at=0)
     with pytest.raises(NotFiniteError):
         run(tmp_path, run="nan")
@@ -248,7 +260,7 @@ def test_a_run_is_taught_by_other_runs(tmp_path):
 def test_what_is_no_teacher_is_told_before_anything_trains(tmp_path):
     for given, line in (
         ("runs/nobody", "trainer.teachers: runs/nobody is no run's folder; give for example runs/NAME."),
-        ("runs/nobody acton=2", "trainer.teachers.acton=2: extra inputs are not permitted."),
+        ("runs/nobody acton=2", "there is no acton; did you mean action?"),
         ("runs/nobody +", "'+' is not key=value"),
     ):
         with pytest.raises(ConfigError) as caught:
@@ -278,6 +290,30 @@ def test_nobody_else_can_be_traced(tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_tracker_that_cannot_be_opened_leaves_no_folder(tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "nobody"))
+    assert main(words(tmp_path / "runs", run="lost", wandb="online")) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("holdfast: wandb does not open: ")
+    assert told.endswith("Type wandb=off to go without it.\n")
+    assert ".." not in told
+    assert not (tmp_path / "runs" / "lost").exists()
+
+
+def test_advice_is_given_where_memory_is_used_and_nowhere_else():
+    said = []
+    board = RunConsole(1, Console(file=io.StringIO()))
+    board.say = said.append
+    tell = Tell(board, 64)
+    tell.saw({"memory/gradient_reach": 10}, "")
+    tell.advise({})
+    tell.advise({"eval/return_mean": 0.25, "eval/return_mean_memory_cleared": 0.25})
+    assert said == []
+    tell.advise({"eval/return_mean": 0.9, "eval/return_mean_memory_cleared": 0.25})
+    assert said == ["80 % of the gradient lies within 10 of 64 steps: a trainer.bptt_horizon of 16 would do."]
+
+
 def test_trackers_mirror_every_line_of_a_run(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -287,3 +323,105 @@ def test_trackers_mirror_every_line_of_a_run(tmp_path):
     returns = [each.value for each in events.Scalars("charts/episodic_return")]
     assert returns == pytest.approx([line["charts/episodic_return"] for line in lines_of(made.folder)[:-1]])
     assert events.Scalars("eval/return_mean")[0].value == pytest.approx(made.metrics["eval/return_mean"])
+
+
+def test_weights_that_end_as_nan_are_no_success(tmp_path, monkeypatch, capsys):
+    poison_weights(monkeypatch, at=3)
+    assert main(words(tmp_path, run="nan", trainer__checkpoint_interval=2)) == 1
+    told = capsys.readouterr()
+    assert told.err.startswith("holdfast: after iteration 4: weights are not finite: ")
+    assert "greedy return" not in told.out
+    assert (tmp_path / "nan" / "checkpoints" / "latest").resolve().name == "000003"
+
+
+def test_teachers_whose_folders_are_called_alike_are_both_heard(tmp_path):
+    folders = [run(tmp_path / name, run="x", seed=seed).folder for name, seed in (("a", 1), ("b", 2))]
+    told = " + ".join(map(str, folders))
+    taught = run(tmp_path, trainer__teachers=told)
+    assert {"losses/teacher_action@x", "losses/teacher_action@x-2"} <= taught.metrics.keys()
+
+
+def test_a_teacher_that_does_not_know_an_action_says_so(tmp_path, capsys):
+    teacher = run(tmp_path, run="two", world__cues=2)
+    capsys.readouterr()
+    run(tmp_path, world__cues=4, trainer__teachers=str(teacher.folder))
+    said = capsys.readouterr().out
+    assert "teacher two does not know " in said
+    run(tmp_path, world__cues=2, trainer__teachers=str(teacher.folder))
+    assert "does not know" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("key", "value"), [("trainer__ppo__l2_reg", 1e38), ("teacher", float("nan"))])
+def test_what_is_not_finite_beside_the_policy_is_named_too(tmp_path, key, value, monkeypatch):
+    teacher = run(tmp_path, run="teacher").folder
+    more = {key: value}
+    if key == "teacher":
+        more = {"trainer__teachers": str(teacher)}
+        monkeypatch.setattr(Lesson, "_answer", poisoned(Lesson._answer))
+    with pytest.raises(NotFiniteError) as caught:
+        run(tmp_path, **more)
+    # The square is large, but finite: what its weight makes of it is not.
+    squares = "the loss, of terms that are: a weight of theirs is too large"
+    expected = "values of teacher teacher is not finite" if key == "teacher" else squares
+    assert expected in str(caught.value)
+
+
+def poisoned(answer):
+    def said(self, steps, start):
+        told, values = answer(self, steps, start)
+        return told, values * float("nan")
+
+    return said
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("annotations_asleep")
+def test_compiled_policies_are_monitored_too(tmp_path):
+    made = run(tmp_path, policy__compile=True, trainer__total_timesteps=256)
+    assert made.metrics["memory/gradient_reach"] >= 1
+
+
+def test_an_evaluation_starts_no_processes(tmp_path, monkeypatch):
+    started = []
+    build = importlib.import_module("holdfast.worlds.gym.build")
+    honest = build._async
+
+    def noting(found, agents, mode):
+        started.append(agents)
+        return honest(found, agents, mode)
+
+    monkeypatch.setattr(build, "_async", noting)
+    keys = {
+        "world": "gym:CartPole-v1",
+        "world.agents": 2,
+        "world.vector": "async",
+        "trainer.bptt_horizon": 8,
+        "trainer.batch_size": 32,
+        "trainer.minibatch_size": 16,
+        "trainer.total_timesteps": 32,
+        "trainer.eval_episodes": 6,
+        "policy.hidden_size": 8,
+        "runs_dir": str(tmp_path),
+    }
+    made = holdfast.train(None, keys)
+    assert started == [2]
+    # Ends are not reached in 16 steps, or they are: either way the run is whole.
+    assert made.finished
+
+
+def test_times_add_up_to_all_the_time_that_passed(tmp_path):
+    made = run(tmp_path, trainer__checkpoint_interval=1, trainer__analyze_weights_interval=1)
+    lines = lines_of(made.folder)[:-1]
+    for before, line in itertools.pairwise([{"seconds": 0.0}, *lines]):
+        parts = sum(number for name, number in line.items() if name.startswith("time/"))
+        assert parts == pytest.approx(line["seconds"] - before["seconds"], rel=1e-6, abs=1e-9)
+        assert line["charts/SPS"] == pytest.approx(256 / parts, rel=1e-6)
+
+
+def test_what_was_not_counted_is_not_told(tmp_path):
+    plain, warm = (
+        run(tmp_path, trainer__monitor="off", trainer__stale=mode, trainer__burn_in=4)
+        for mode in ("keep", "burn_in")
+    )
+    assert "memory/graph_bytes" not in plain.metrics
+    assert warm.metrics["memory/buffer_bytes"] > plain.metrics["memory/buffer_bytes"]

@@ -81,7 +81,7 @@ def test_schedules_replace_one_another_and_constant_is_none():
         ("trainer.batch_size", "linear:0", "that is no number which is read in every iteration"),
         ("world.delay", "linear:4", "that is no number which is read in every iteration"),
         (RATE, "linear", "write KIND:END, for example linear:0, or constant for no schedule."),
-        (RATE, "linaer:0", "'constant', 'linear', 'cosine', 'exponential' or 'logarithmic'"),
+        (RATE, "linaer:0", "there is no 'linaer'; did you mean linear?"),
         (RATE, "linear:x", "valid number"),
         (RATE, "exponential:0", "an exponential needs both above 0: use linear or cosine."),
         ("trainer.ppo.gamma", "linear:2", "less than or equal to 1"),
@@ -96,3 +96,15 @@ def test_a_schedule_of_another_config_is_checked_like_any_other():
     with pytest.raises(ValueError, match="it is read once, when a run begins, or is no number"):
         Config(schedule=(Schedule(key="trainer.bptt_horizon", kind="linear", end=4),))
     assert "write schedule.KEY=KIND:END" in told({"schedule": "linear"})
+
+
+def test_none_comes_before_single_schedules_wherever_it_stands():
+    recall, single = find_recipe("recall"), {"schedule.trainer.ppo.clip_coef": "linear:0.01"}
+    for overrides in ({"schedule": "none", **single}, {**single, "schedule": "none"}):
+        assert [each.key for each in change(recall, overrides).schedule] == ["trainer.ppo.clip_coef"]
+
+
+def test_what_is_printed_can_be_typed_again():
+    config = change(BASE, {"schedule.trainer.ppo.gamma": "linear:0.99912345"})
+    key, _, value = f"schedule.{config.schedule[0]}".partition("=")
+    assert change(BASE, {key: value}) == config

@@ -17,7 +17,7 @@ from pydantic import (
 from holdfast.errors import ConfigError, did_you_mean
 from holdfast.knobs import WORLD_KNOBS, Knobs, RecallWorld
 from holdfast.sizes import misfit
-from holdfast.trainer_knobs import SCHEDULED, Schedule, Trainer, scheduled_from, with_numbers
+from holdfast.trainer_knobs import KINDS, SCHEDULED, Schedule, Trainer, scheduled_from, with_numbers
 from holdfast.values import Count, first_complaint, optional, plain_name
 from holdfast.which_world import SomeWorld, knobs_of
 
@@ -52,7 +52,7 @@ class Memory(Knobs):
 
     clear_on: Literal["episode", "trial", "never"] = Field(
         default="episode",
-        description="what empties the memory: a new episode, also a new trial, or nothing",
+        description="what empties the memory: episode, trial (a new trial too), or never",
     )
 
 
@@ -73,15 +73,21 @@ class Config(Knobs):
     )
     runs_dir: str = Field(default="runs", description="where runs are kept")
     seed: Count = Field(default=0, ge=0, lt=2**63, description="decides every random number of the run")
-    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="where to compute")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        default="auto", description="where to compute: auto, cpu or cuda"
+    )
     threads: Count = Field(
         default=1, ge=0, description="CPU threads of torch, 0 for its own choice; small networks want 1"
     )
     wandb: Literal["off", "offline", "online"] = Field(
-        default="off", description="mirror the metrics to Weights & Biases; only online leaves this machine"
+        default="off", description="off, offline or online: mirror the metrics to Weights & Biases"
     )
-    tensorboard: Literal["off", "on"] = Field(default="off", description="mirror the metrics to TensorBoard")
-    trackio: Literal["off", "on"] = Field(default="off", description="mirror the metrics to Trackio")
+    tensorboard: Literal["off", "on"] = Field(
+        default="off", description="off or on: mirror the metrics to TensorBoard"
+    )
+    trackio: Literal["off", "on"] = Field(
+        default="off", description="off or on: mirror the metrics to Trackio"
+    )
     trace: Annotated[Count | None, BeforeValidator(optional)] = Field(
         default=None, ge=0, description="tell the life of this agent as it goes on; none: of nobody"
     )
@@ -170,13 +176,18 @@ def change(config: Config, overrides: Mapping[str, Any]) -> Config:
     if world != config.world.name:
         # Another world has knobs of its own.
         tree["world"] = {"name": world}
+    if optional(overrides.get("schedule", ())) is None:
+        # Before single schedules, wherever it stands.
+        tree["schedule"] = ()
     for word, given in overrides.items():
         key, value = _canonical(word, given)
         if key in changed:
             raise ConfigError(f"{word}={given} says {key} a second time; which one is meant?")
         changed.add(key)
+        if key == "schedule" and optional(given) is None:
+            continue
         if key.startswith(SCHEDULE):
-            tree["schedule"] = _rescheduled(tree["schedule"], key.removeprefix(SCHEDULE), value)
+            tree["schedule"] = _rescheduled(tree["schedule"], key.removeprefix(SCHEDULE), value, known)
             continue
         if key not in known:
             hint = _world_hint(key, world, known) if key.startswith("world.") else _hint(key, known)
@@ -192,13 +203,15 @@ def change(config: Config, overrides: Mapping[str, Any]) -> Config:
         raise ConfigError(first_complaint(error)) from None
 
 
-def _rescheduled(schedules: Iterable[Any], key: str, value: Any) -> list[Any]:
+def _rescheduled(schedules: Iterable[Any], key: str, value: Any, keys: Iterable[str]) -> list[Any]:
     """Put one schedule in the place of another; constant is none."""
     kind, colon, end = str(value).partition(":")
     if key not in SCHEDULED:
         known = f"what can be scheduled is {', '.join(SCHEDULED)}."
         ends_so = [name for name in SCHEDULED if name.rpartition(".")[2] == key]
-        hint = f"did you mean schedule.{ends_so[0]}?" if ends_so else did_you_mean(key, SCHEDULED, known)
+        # A key that exists was meant.
+        near = known if key in keys else did_you_mean(key, SCHEDULED, known)
+        hint = f"did you mean schedule.{ends_so[0]}?" if ends_so else near
         raise ConfigError(f"schedule.{key}: that is no number which is read in every iteration; {hint}")
     others = [each for each in schedules if each["key"] != key]
     if kind == "constant":
@@ -207,6 +220,9 @@ def _rescheduled(schedules: Iterable[Any], key: str, value: Any) -> list[Any]:
         raise ConfigError(
             f"schedule.{key}={value}: write KIND:END, for example linear:0, or constant for no schedule."
         )
+    if kind not in KINDS:
+        meant = did_you_mean(kind, KINDS, f"there is {', '.join(KINDS)}.")
+        raise ConfigError(f"schedule.{key}={value}: there is no {kind!r}; {meant}")
     return [*others, {"key": key, "kind": kind, "end": end}]
 
 

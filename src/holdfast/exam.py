@@ -11,7 +11,7 @@ from holdfast.errors import ConfigError, ContractError
 from holdfast.experience import MemoryMode, evaluate
 from holdfast.knobs import WorldKnobs
 from holdfast.policies import LSTMWrapper
-from holdfast.which_world import MixtureKnobs
+from holdfast.which_world import GymKnobs, MixtureKnobs
 from holdfast.worlds import closing_world, draws
 
 EVALUATION_AGENTS = 250
@@ -40,7 +40,15 @@ def final_evaluation(config: Config, policy: LSTMWrapper, device: torch.device) 
 
 def _worlds_to_play(config: Config) -> dict[str, WorldKnobs]:
     inside = config.world.parts if isinstance(config.world, MixtureKnobs) else ()
-    return {"": config.world} | {part.label: part.world for part in (*inside, *config.trainer.eval_worlds)}
+    worlds = {"": config.world} | {part.label: part.world for part in (*inside, *config.trainer.eval_worlds)}
+    return {label: _in_this_process(knobs) for label, knobs in worlds.items()}
+
+
+def _in_this_process(knobs: WorldKnobs) -> WorldKnobs:
+    """Evaluate without processes: what is lived is the same, and there would be hundreds."""
+    if isinstance(knobs, GymKnobs) and knobs.vector == "async":
+        return knobs.model_copy(update={"vector": "sync"})
+    return knobs
 
 
 def _crowd(knobs: WorldKnobs, device: torch.device) -> tuple[int, int]:

@@ -1,9 +1,9 @@
 """The loop: collect, learn, report; then evaluate and save."""
 
 import re
+import shutil
 import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,8 +15,10 @@ import torch
 from holdfast.build import build_policy, build_world, load_teacher, pick_device
 from holdfast.check.watch import look
 from holdfast.config import Config, change
+from holdfast.errors import ConfigError
 from holdfast.exam import final_evaluation, require_playable
-from holdfast.experience import Collector
+from holdfast.experience import Clock, Collector
+from holdfast.experience.finite import require_finite_weights
 from holdfast.keep import Kept, RunFolder, create_folder, listening_for_stop
 from holdfast.learn import Learner, Lesson, heard_by, knobs_at, weight_metrics
 from holdfast.monitor import Observer, Trace
@@ -32,7 +34,7 @@ from holdfast.report import (
     require_trackers,
     title_of,
 )
-from holdfast.trainer_knobs import Teacher, Trainer, scheduled_from
+from holdfast.trainer_knobs import Trainer, scheduled_from
 from holdfast.values import due
 from holdfast.worlds import World, WorldSpec, closing_world
 
@@ -76,18 +78,18 @@ def _run_in(world: World, recipe: str, config: Config, device: torch.device, com
     policy = build_policy(config, world, device)
     require_playable(config, policy, device)
     require_trackers(**_trackers(config))
-    lessons = [_lesson(each, config, world, policy) for each in config.trainer.teachers]
+    lessons = _lessons(config, world, policy)
     traced = None if config.trace is None else Trace(policy, world.agents, config.trace)
     folder = create_folder(config, config.run or _name(config), command, policy)
     title = title_of(config, folder.path.name, policy, device)
     console = RunConsole(config.iterations, title=title, horizon=config.trainer.bptt_horizon)
-    _announce(console, recipe, config, folder)
-    metrics: dict[str, int | float] = {"iteration": 0, "global_step": 0}
-    ended, kept = 0.0, Kept(folder, policy, config)
+    _announce(console, recipe, config, folder, [lesson.unknown(world.spec) for lesson in lessons])
+    metrics, ended = dict[str, int | float](iteration=0, global_step=0), 0.0
+    kept = Kept(folder, policy, config)
     tell = Tell(console, config.trainer.bptt_horizon, traced, folder.path / "trace.txt")
-    with closing(MetricsFile(folder.metrics)) as file, _mirrors(config, folder, console) as mirrors:
+    with _mirrors(config, folder, console) as mirrors, closing(MetricsFile(folder.metrics)) as file:
         try:
-            with console, listening_for_stop() as stop:
+            with console, listening_for_stop(console.say) as stop:
                 for metrics in iterations(config, world, policy, lessons, tell):
                     file.write(metrics)
                     mirrors.write(metrics)
@@ -95,14 +97,15 @@ def _run_in(world: World, recipe: str, config: Config, device: torch.device, com
                     ended += metrics["charts/episodes"]
                     if stop:
                         break
-                    kept.now_and_then(int(metrics["iteration"]))
+                    kept.saw(int(metrics["iteration"]))
+                require_finite_weights(policy, f"after iteration {metrics['iteration']}")
         finally:
             # Before anything else: what was learnt is not lost, whatever comes.
             told = kept.at_last(int(metrics["iteration"]))
             if sys.exception() is not None:
                 console.say(told)
-        tell.advise()
         scores = None if stop else _evaluated(config, policy, device, console, bool(ended))
+        tell.advise(scores or {})
         if scores:
             last = {key: metrics[key] for key in ("iteration", "global_step")} | scores
             file.write(last)
@@ -117,7 +120,12 @@ def _trackers(config: Config) -> dict[str, Any]:
 
 def _mirrors(config: Config, folder: RunFolder, console: RunConsole) -> Trackers:
     told = config.model_dump(mode="json")
-    return open_trackers(folder.path, folder.path.name, told, say=console.say, **_trackers(config))
+    try:
+        return open_trackers(folder.path, folder.path.name, told, say=console.say, **_trackers(config))
+    except ConfigError:
+        # Nothing was trained: nothing is left.
+        shutil.rmtree(folder.path)
+        raise
 
 
 def _evaluated(
@@ -138,12 +146,12 @@ def iterations(
     config: Config, world: World, policy: LSTMWrapper, lessons: Lessons = (), tell: Tell | None = None
 ) -> Iterator[dict[str, int | float]]:
     """Collect and learn, again and again; yield what each iteration measured."""
-    tell, begun, lived = tell or Tell(), time.perf_counter(), 0
+    tell, clock, lived = tell or Tell(), Clock(), 0
     observer = Observer(policy, world.agents, config.trainer.monitor, total_steps=config.steps)
     collector = _collector(config, world, policy, lessons, observer)
     learner = Learner(policy, config.trainer, config.seed)
     for iteration in range(config.iterations):
-        before, progress = time.perf_counter(), iteration / config.iterations
+        progress = iteration / config.iterations
         knobs = knobs_at(config, progress)
         with observer.listening():
             segments = collector.rollout(version=iteration)
@@ -159,7 +167,7 @@ def iterations(
             {
                 "iteration": iteration + 1,
                 "global_step": lived,
-                **_times(collector.stopwatch.take(), begun, before, segments.lived),
+                **clock.take(collector.stopwatch, segments.lived),
                 **_scheduled(config, knobs),
                 **collector.episodes.take(),
                 **learnt,
@@ -187,14 +195,18 @@ def _collector(
     )
 
 
-def _lesson(teacher: Teacher, config: Config, world: World, policy: LSTMWrapper) -> Lesson:
-    """Let a teacher live along."""
-    device = next(policy.parameters()).device
+def _lessons(config: Config, world: World, policy: LSTMWrapper) -> list[Lesson]:
+    """Let all teachers live along, each by a name of its own."""
+    device, lessons = next(policy.parameters()).device, dict[str, Lesson]()
     rows = config.trainer.minibatch_size // config.trainer.bptt_horizon
-    known = load_teacher(teacher.run, world, device)
-    lesson = Lesson(Path(teacher.run).name, known, teacher, agents=world.agents, at_once=rows)
-    lesson.require_same_actions(policy)
-    return lesson
+    for number, teacher in enumerate(config.trainer.teachers, 1):
+        name = Path(teacher.run).name
+        name = f"{name}-{number}" if name in lessons else name
+        known = load_teacher(teacher.run, world, device)
+        lesson = Lesson(name, known, teacher, agents=world.agents, at_once=rows)
+        lesson.require_same_actions(policy)
+        lessons[name] = lesson
+    return list(lessons.values())
 
 
 def _scheduled(config: Config, knobs: Trainer) -> dict[str, float]:
@@ -202,14 +214,6 @@ def _scheduled(config: Config, knobs: Trainer) -> dict[str, float]:
     found = {"charts/learning_rate": knobs.optimizer.learning_rate}
     others = (each for each in config.schedule if each.key != LEARNING_RATE)
     return found | {f"charts/scheduled@{each.key}": scheduled_from(knobs, each) for each in others}
-
-
-def _times(seconds: dict[str, float], begun: float, before: float, lived: int) -> dict[str, float]:
-    """Tell how fast an iteration was that began at `before`, and what its time went to."""
-    now = time.perf_counter()
-    parts = {f"time/{part}": seconds.get(part, 0.0) for part in ("world", "forward", "copy", "update")}
-    parts["time/other"] = max(0.0, now - before - sum(parts.values()))
-    return {"seconds": now - begun, "charts/SPS": lived / (now - before), **parts}
 
 
 def _weights(policy: LSTMWrapper, interval: int, iteration: int) -> dict[str, float]:
@@ -230,13 +234,16 @@ def _name(config: Config) -> str:
     return f"{plain}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
-def _announce(console: RunConsole, recipe: str, config: Config, folder: RunFolder) -> None:
+def _announce(
+    console: RunConsole, recipe: str, config: Config, folder: RunFolder, warnings: Iterable[str]
+) -> None:
     wanted = config.run
     if wanted and folder.path.name != wanted:
         console.say(f"{config.runs_dir}/{wanted} exists and is left alone; this run is {folder.path.name}.")
     console.say(
         f"run {folder.path} · {config.world.name} · {config.world.agents} agents · "
-        f"{config.iterations} iterations of {config.trainer.batch_size:,} steps · seed {config.seed} · "
+        f"{config.iterations} iteration{'s' if config.iterations > 1 else ''} of "
+        f"{config.trainer.batch_size:,} steps · seed {config.seed} · "
         f"recipe {recipe}"
     )
     if config.trainer.num_workers > 1:
@@ -247,3 +254,5 @@ def _announce(console: RunConsole, recipe: str, config: Config, folder: RunFolde
     changed = difference(find_recipe(recipe), config)
     if changed is not None:
         console.console.print(changed)
+    for warning in filter(None, warnings):
+        console.say(warning)

@@ -10,6 +10,7 @@ from holdfast.knobs import Knobs
 from holdfast.values import Count, HowOften, first_complaint, optional, several_named
 from holdfast.which_world import Parts
 
+KINDS = ("constant", "linear", "cosine", "exponential", "logarithmic")
 ScheduleKind = Literal["constant", "linear", "cosine", "exponential", "logarithmic"]
 
 
@@ -19,7 +20,7 @@ class Optimizer(Knobs):
     name: Literal["adam", "adamw", "muon"] = Field(
         default="adam", description="adam, adamw, or muon for hidden matrices with adamw for the rest"
     )
-    learning_rate: float = Field(default=0.000457, ge=0, description="step size")
+    learning_rate: float = Field(default=0.000457, ge=0, le=1000, description="step size")
     beta1: float = Field(default=0.9, ge=0, lt=1, description="decay of the mean of gradients")
     beta2: float = Field(default=0.999, ge=0, lt=1, description="decay of the mean of squared gradients")
     eps: float = Field(default=1e-8, gt=0, description="added to the denominator")
@@ -77,7 +78,7 @@ class Teacher(Knobs):
     anneal: float = Field(default=0.65, ge=0, le=1, description="share of that time in which it goes down")
 
     def __str__(self) -> str:
-        words = (f"{key}={getattr(self, key):g}" for key in ("action", "value", "steps", "anneal"))
+        words = (f"{key}={getattr(self, key):.15g}" for key in ("action", "value", "steps", "anneal"))
         return " ".join([self.run, *words])
 
 
@@ -86,7 +87,14 @@ def _teachers(value: Any) -> Any:
         return ()
     if not isinstance(value, str):
         return value
-    return [{"run": name, **keys} for name, keys in several_named(value, "runs/a action=1 + runs/b")]
+    found = []
+    for name, keys in several_named(value, "runs/a action=1 + runs/b"):
+        for key in keys.keys() - Teacher.model_fields.keys():
+            words = [word for word in Teacher.model_fields if word != "run"]
+            meant = did_you_mean(key, words, f"there is {', '.join(words)}.")
+            raise ValueError(f"there is no {key}; {meant}")
+        found.append({"run": name, **keys})
+    return found
 
 
 class Schedule(Knobs):
@@ -97,7 +105,7 @@ class Schedule(Knobs):
     end: float
 
     def __str__(self) -> str:
-        return f"{self.key}={self.kind}:{self.end:g}"
+        return f"{self.key}={self.kind}:{self.end:.15g}"
 
 
 class Trainer(Knobs):
@@ -118,10 +126,12 @@ class Trainer(Knobs):
         default=1, ge=1, description="pieces a minibatch is computed in, to save memory; gradients add up"
     )
     refresh: Literal["once", "epoch"] = Field(
-        default="once", description="advantages are computed once an update, or anew before each epoch"
+        default="once",
+        description="once or epoch: advantages are computed once an update, or before each epoch",
     )
     stale: Literal["keep", "recompute", "burn_in"] = Field(
-        default="keep", description="entry states after weights changed: as stored, run again, or warmed up"
+        default="keep",
+        description="states after weights changed: keep (as stored), recompute, or burn_in (warmed up)",
     )
     burn_in: Count = Field(default=16, ge=1, description="steps that warm up a state if stale=burn_in")
     num_workers: Count = Field(

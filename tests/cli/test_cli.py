@@ -305,7 +305,7 @@ def test_a_good_call_trains_and_says_where_the_results_are(capsys, runs):
     said = capsys.readouterr()
     assert said.err == ""
     lines = said.out.splitlines()
-    assert lines[0].startswith(f"run {runs}/good · recall · 4 agents · 1 iterations of 64 steps")
+    assert lines[0].startswith(f"run {runs}/good · recall · 4 agents · 1 iteration of 64 steps")
     assert re.fullmatch(r"greedy return \d\.\d{3} · with its memory cleared every step \d\.\d{3}", lines[-4])
     assert lines[-3] == "the best there is 1.000 · the best without memory 0.250"
     assert lines[-2] == f"weights {runs}/good/checkpoints/000001/model.safetensors"

@@ -140,6 +140,23 @@ def test_vtrace_weighs_by_how_likely_actions_are_by_now():
     assert told["losses/value_loss"] == pytest.approx(float(report["losses/value_loss"]), rel=1e-4)
 
 
+def test_vtrace_reads_refreshed_values_where_advantages_are_refreshed(monkeypatch):
+    module = __import__("holdfast.learn.update", fromlist=["targets_of"])
+    honest, seen = module.targets_of, []
+
+    def noting(segments, ppo, values="values"):
+        seen.append(values)
+        return honest(segments, ppo, values)
+
+    monkeypatch.setattr(module, "targets_of", noting)
+    ppo = PLAIN.model_copy(update={"advantage": "vtrace"})
+    for refresh, expected in (("once", {"values"}), ("epoch", {"values_now"})):
+        seen.clear()
+        learn_from(make_reader(seed=1), lived(make_reader()), ppo, rows=8, epochs=2, refresh=refresh)
+        # The first are those of the whole buffer, before anything is thought anew.
+        assert set(seen[1:]) == expected
+
+
 def test_an_update_ends_after_the_epoch_in_which_the_policy_moved_too_far():
     segments = lived(make_reader())
     calm = learn_from(make_reader(), copy.deepcopy(segments), PLAIN, lr=0.05, epochs=6)

@@ -107,7 +107,7 @@ def test_a_wrong_call_says_what_to_type(call, told):
 
 @pytest.mark.usefixtures("annotations_asleep")
 def test_words_that_are_none_are_told():
-    for key, word in (("vector", "async"), ("autoreset", "later")):
+    for key, word in (("vector", "threads"), ("autoreset", "later")):
         with pytest.raises(ConfigError, match=f"world.{key}={word}: give one of"):
             GymWorld(2, env="CartPole-v1", **{key: word})
     with pytest.raises(ConfigError, match="every agent needs an environment of its own"):

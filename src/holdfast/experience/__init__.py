@@ -10,8 +10,10 @@ from holdfast.experience.minibatches import (
     priorities_of,
 )
 from holdfast.experience.segments import Lead, Segments
+from holdfast.experience.stopwatch import Clock
 
 __all__ = [
+    "Clock",
     "Collector",
     "Evaluation",
     "Lead",

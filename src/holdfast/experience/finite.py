@@ -35,7 +35,7 @@ def require_finite_weights(policy: nn.Module, when: str) -> None:
     bad = not_finite_in(dict(policy.named_parameters()))
     if bad:
         raise NotFiniteError(
-            f"{when}: weights are not finite: {_some(bad)}. The last checkpoint is older and whole; lower "
+            f"{when}: weights are not finite: {some_of(bad)}. No such weights are saved; lower "
             "trainer.optimizer.learning_rate or trainer.ppo.max_grad_norm."
         )
 
@@ -57,9 +57,10 @@ def require_finite_answer(
 def agents_told(agents: list[int]) -> str:
     """Name some agents."""
     word = "agent" if len(agents) == 1 else "agents"
-    return f"{word} {_some([str(agent) for agent in agents])}"
+    return f"{word} {some_of([str(agent) for agent in agents])}"
 
 
-def _some(names: list[str]) -> str:
+def some_of(names: list[str]) -> str:
+    """Name some of several things, and how many more there are."""
     more = len(names) - SHOWN
     return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 
 import torch
 
+PARTS = ("world", "forward", "copy", "update")
+
 
 class Stopwatch:
     """Adds up the seconds spent in named parts.
@@ -43,3 +45,19 @@ class Stopwatch:
         self._seconds.clear()
         self._events.clear()
         return found
+
+
+class Clock:
+    """Tells how fast each iteration was, from the end of the one before it, and what its time went to."""
+
+    def __init__(self) -> None:
+        self._begun = self._before = time.perf_counter()
+
+    def take(self, stopwatch: Stopwatch, lived: int) -> dict[str, float]:
+        """End an iteration in which so many steps were lived; what no part took is `time/other`."""
+        seconds = stopwatch.take()
+        now = time.perf_counter()
+        passed, self._before = now - self._before, now
+        parts = {f"time/{part}": seconds.get(part, 0.0) for part in PARTS}
+        parts["time/other"] = max(0.0, passed - sum(parts.values()))
+        return {"seconds": now - self._begun, "charts/SPS": lived / passed, **parts}

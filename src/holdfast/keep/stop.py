@@ -2,16 +2,20 @@
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+
+def _nobody(text: str) -> None:
+    """Hear it, and do nothing."""
 
 
 class StopRequest:
     """Becomes true when somebody asks the run to end; asked twice, the second time ends it at once."""
 
-    def __init__(self) -> None:
-        self.asked = False
+    def __init__(self, say: Callable[[str], object]) -> None:
+        self.asked, self._say = False, say
 
     def __bool__(self) -> bool:
         return self.asked
@@ -21,12 +25,13 @@ class StopRequest:
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True
+        self._say("stopping after this iteration; asked again, at once.")
 
 
 @contextmanager
-def listening_for_stop() -> Iterator[StopRequest]:
+def listening_for_stop(say: Callable[[str], object] = _nobody) -> Iterator[StopRequest]:
     """Take over SIGINT and SIGTERM for the time of a run; only the main thread can."""
-    request = StopRequest()
+    request = StopRequest(say)
     if threading.current_thread() is not threading.main_thread():
         yield request
         return

@@ -1,5 +1,8 @@
 """When a loss or a gradient is not finite: what it was, whose, and when."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
 
 from holdfast.experience import Segments
@@ -8,10 +11,12 @@ from holdfast.experience.finite import (
     agents_told,
     not_finite_in,
     require_finite_weights,
+    some_of,
 )
 from holdfast.learn.objective import loss_of
 from holdfast.learn.replay import replay
 from holdfast.learn.targets import Targets
+from holdfast.learn.teachers import Heard
 from holdfast.policies import LSTMWrapper
 from holdfast.shapes import Int, Tensor
 from holdfast.trainer_knobs import PPO
@@ -20,74 +25,91 @@ from holdfast.worlds.seen import leaves_of
 KEPT = "the weights are those before this minibatch"
 
 
-def tell_fault(
-    policy: LSTMWrapper,
-    segments: Segments,
-    index: Int[Tensor, " rows"],
-    targets: Targets,
-    ppo: PPO,
-    *,
-    when: str,
-) -> None:
-    """Raise with the name of what is not finite in a minibatch, the steps and the agents.
+@dataclass(frozen=True)
+class Fault:
+    """A minibatch whose loss or gradient is not finite."""
 
-    Looked at in the order of cause and effect: weights, what was stored, what was learnt from, what the
-    policy says, the loss, the gradient.
-    """
-    policy.zero_grad(set_to_none=True)
-    require_finite_weights(policy, when)
-    chosen = segments.rows(index)
-    seen = {f"env_obs.{n}": leaf for n, leaf in enumerate(leaves_of(chosen.steps["env_obs"]))}
-    keys = ("rewards", "values", "act_log_prob")
-    stored = {"env_obs" if len(seen) == 1 else name: leaf for name, leaf in seen.items()}
-    stored |= {key: chosen.steps[key] for key in keys}
-    learnt = {"advantages": targets.advantages, "returns": targets.returns}
-    _tell_first(stored | learnt, chosen, segments, index, when)
-    with torch.no_grad():
-        again = replay(policy, chosen)
-    _tell_first(
-        {key: again[key] for key in ("act_log_prob", "values", "entropy")}, chosen, segments, index, when
-    )
-    loss, report, _ = loss_of(policy, chosen, targets, ppo)
-    loss.backward()
-    grads = {name: w.grad for name, w in policy.named_parameters() if w.grad is not None}
-    policy.zero_grad(set_to_none=True)
-    named = not_finite_in({name: term for name, term in report.items() if name.startswith("losses/")})
-    named += [f"the gradient of {name}" for name in not_finite_in(grads)]
-    whose = _rows_with_bad_gradients(policy, segments, index, targets, ppo)
-    raise NotFiniteError(
-        f"{when}: not finite: {', '.join(named[:4]) or 'the loss'}; {whose or 'no row of it alone'}; {KEPT}."
-    )
+    policy: LSTMWrapper
+    segments: Segments
+    index: Int[Tensor, " rows"]
+    rows: Segments
+    """The rows of that index, as they were learnt from."""
+    targets: Targets
+    ppo: PPO
+    anchors: Sequence[Tensor]
+    lessons: Sequence[Heard]
 
+    def tell(self, when: str, at_once: int) -> None:
+        """Raise with the name of what is not finite, the steps and the agents; so many rows fit at once.
 
-def _tell_first(
-    named: dict[str, Tensor], chosen: Segments, segments: Segments, index: Tensor, when: str
-) -> None:
-    """Raise for the first of some tensors `[B,T,...]` that is not finite where somebody acts."""
-    valid = chosen.steps["valid"]
-    for name, tensor in named.items():
-        if not tensor.is_floating_point():
-            continue
-        bad = ~tensor.reshape(*valid.shape, -1).isfinite().all(-1) & valid
-        if bool(bad.any()):
-            row, step = (int(part) for part in bad.nonzero()[0])
-            agents = sorted({int(each) // segments.each for each in index[bad.any(1)]})
-            raise NotFiniteError(
-                f"{when}: {name} is not finite: {agents_told(agents)}, first "
-                f"{segments.place(int(index[row]), step)}; {KEPT}."
-            )
+        Looked at in the order of cause and effect: weights, what was stored, what was learnt from, what
+        teachers and the policy say, the terms of the loss, their gradients.
+        """
+        self.policy.zero_grad(set_to_none=True)
+        require_finite_weights(self.policy, when)
+        seen = leaves_of(self.rows.steps["env_obs"])
+        stored = {"env_obs" if len(seen) == 1 else f"env_obs.{n}": leaf for n, leaf in enumerate(seen)}
+        stored |= {key: self.rows.steps[key] for key in ("rewards", "values", "act_log_prob")}
+        stored |= {"advantages": self.targets.advantages, "returns": self.targets.returns}
+        for lesson in self.lessons:
+            stored |= {
+                f"{name} of teacher {lesson.name}": getattr(lesson, name) for name in ("told", "values")
+            }
+        self._tell_first(stored, when)
+        pieces = torch.arange(len(self.rows), device=self.index.device).split(at_once)
+        with torch.no_grad():
+            again = [replay(self.policy, self.rows.rows(piece)) for piece in pieces]
+        keys = ("act_log_prob", "values", "entropy")
+        self._tell_first({key: torch.cat([each[key] for each in again]) for key in keys}, when)
+        what = some_of(self._named(pieces)) or "the loss, of terms that are: a weight of theirs is too large"
+        whose = self._whose() or "no row of it alone"
+        raise NotFiniteError(f"{when}: not finite: {what}; {whose}; {KEPT}.")
 
+    def _tell_first(self, named: dict[str, Tensor], when: str) -> None:
+        """Raise for the first of some tensors `[B,T,...]` that is not finite where somebody acts."""
+        valid, each = self.rows.steps["valid"], self.segments.each
+        for name, tensor in named.items():
+            bad = ~tensor.reshape(*valid.shape, -1).isfinite().all(-1) & valid
+            if bool(bad.any()):
+                row, step = (int(part) for part in bad.nonzero()[0])
+                agents = sorted({int(number) // each for number in self.index[bad.any(1)]})
+                raise NotFiniteError(
+                    f"{when}: {name} is not finite: {agents_told(agents)}, first "
+                    f"{self.segments.place(int(self.index[row]), step)}; {KEPT}."
+                )
 
-def _rows_with_bad_gradients(
-    policy: LSTMWrapper, segments: Segments, index: Tensor, targets: Targets, ppo: PPO
-) -> str:
-    """Find whose rows alone give a gradient that is not finite."""
-    agents = set()
-    for place, row in enumerate(index.tolist()):
-        alone = torch.tensor([place], device=index.device)
-        loss, _, _ = loss_of(policy, segments.rows(index[alone]), targets.rows(alone), ppo)
+    def _named(self, pieces: Sequence[Tensor]) -> list[str]:
+        """Name the terms and the gradients that are not finite, piece by piece."""
+        for piece in pieces:
+            terms = self._backward(piece)
+            grads = {name: w.grad for name, w in self.policy.named_parameters() if w.grad is not None}
+            named = not_finite_in({name: term for name, term in terms.items() if name.startswith("losses/")})
+            named += [f"the gradient of {name}" for name in not_finite_in(grads)]
+            self.policy.zero_grad(set_to_none=True)
+            if named:
+                return named
+        return []
+
+    def _whose(self) -> str:
+        """Find whose rows alone give a gradient that is not finite."""
+        agents = set()
+        for place, row in enumerate(self.index.tolist()):
+            self._backward(torch.tensor([place], device=self.index.device))
+            grads = {str(n): w.grad for n, w in enumerate(self.policy.parameters()) if w.grad is not None}
+            if not_finite_in(grads):
+                agents.add(row // self.segments.each)
+            self.policy.zero_grad(set_to_none=True)
+        return agents_told(sorted(agents)) if agents else ""
+
+    def _backward(self, piece: Int[Tensor, " rows"]) -> dict[str, Tensor]:
+        heard = [lesson.rows(piece) for lesson in self.lessons]
+        loss, report, _ = loss_of(
+            self.policy,
+            self.rows.rows(piece),
+            self.targets.rows(piece),
+            self.ppo,
+            anchors=self.anchors,
+            heard=heard,
+        )
         loss.backward()
-        if not all(bool(w.grad.isfinite().all()) for w in policy.parameters() if w.grad is not None):
-            agents.add(row // segments.each)
-        policy.zero_grad(set_to_none=True)
-    return agents_told(sorted(agents)) if agents else ""
+        return report

@@ -13,6 +13,7 @@ from holdfast.learn.teaching import anneal_teacher
 from holdfast.policies import LSTMWrapper
 from holdfast.shapes import Float, Int, Tensor
 from holdfast.trainer_knobs import Teacher
+from holdfast.worlds import WorldSpec
 
 
 @dataclass(frozen=True)
@@ -50,11 +51,19 @@ class Lesson:
                 f"{student.actions}; they must be of one kind."
             )
 
+    def unknown(self, spec: WorldSpec) -> str:
+        """Say in one line which actions it does not know; it says of them that they are never taken."""
+        known = self.policy.binding.actions
+        missing = [name for name in spec.action_names if known and name not in known]
+        if not missing:
+            return ""
+        return f"teacher {self.name} does not know {', '.join(missing)}: it teaches never to do that."
+
     @torch.no_grad()
     def hear(self, segments: Segments, global_step: int) -> Heard | None:
         """Let the teacher live through a rollout; nothing is heard once its weight is 0."""
         weight = anneal_teacher(global_step, self.knobs.steps, self.knobs.anneal)
-        if weight == 0:
+        if weight == 0 or self.knobs.action == self.knobs.value == 0:
             return None
         steps = segments.steps.select(*READ, "actions").unflatten(0, segments.by_agent)
         answers = [

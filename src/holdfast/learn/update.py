@@ -18,7 +18,7 @@ from holdfast.experience import (
     priorities_of,
 )
 from holdfast.learn import losses, stale
-from holdfast.learn.faults import tell_fault
+from holdfast.learn.faults import Fault
 from holdfast.learn.objective import Judged, loss_of
 from holdfast.learn.optimizers import make_optimizer
 from holdfast.learn.replay import replay
@@ -200,7 +200,8 @@ class Learner:
             onlooker.saw_gradients(self.policy)
         norm = nn.utils.clip_grad_norm_(self.policy.parameters(), ppo.max_grad_norm)
         if not bool(torch.isfinite(norm + loss)):
-            tell_fault(self.policy, segments, index, goal, ppo, when=when)
+            fault = Fault(self.policy, segments, index, rows, goal, ppo, self.anchors, lessons)
+            fault.tell(when, at_once=len(rows) // knobs.accumulate)
         self.optimizer.step()
         clip_weights(self.policy, self.bounds, knobs.clip_range)
         # In the buffer itself, not in the copy that the minibatch is.
@@ -214,7 +215,7 @@ class Learner:
         parts = (replay(self.policy, rows.rows(piece)) for piece in _pieces(rows, knobs.accumulate))
         new = torch.cat([part["act_log_prob"] for part in parts])
         rows.steps["ratio"] = (new - rows.steps["act_log_prob"]).exp()
-        return targets_of(rows, knobs.ppo)
+        return targets_of(rows, knobs.ppo, "values_now" if knobs.refresh == "epoch" else "values")
 
     def _accumulated(
         self,

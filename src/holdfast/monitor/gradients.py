@@ -72,10 +72,12 @@ def reach_back(policy: LSTMWrapper, segments: Segments, rows: int = 16) -> Float
 
     with same_randomness(policy), torch.enable_grad(), changing(policy, probed):
         said = _said(policy, some, where)
+    # All in one call: compiled parts let go of their graph after the first.
+    every = [probe for each in probes.values() for probe in each]
+    grads = iter(torch.autograd.grad(said, every, allow_unused=True, materialize_grads=True) if every else ())
     norms = torch.zeros_like(some.steps["values"])
     for each in probes.values():
-        grads = torch.autograd.grad(said, each, retain_graph=True, allow_unused=True, materialize_grads=True)
-        norms = norms + _in_time(grads, norms.shape[1])
+        norms = norms + _in_time([next(grads) for _ in each], norms.shape[1])
     return _by_age(norms, where)
 
 

@@ -113,10 +113,10 @@ class Held:
         self._parts: dict[str, list[int]] = {"buffer": [], "state": [], "graph": []}
         self._told = False
 
-    def take(self, *, buffer: int, state: int, graph: int, global_step: int) -> dict[str, int | float]:
-        """Read memory once an iteration, and tell it beside what was counted."""
+    def take(self, *, buffer: int, state: int, graph: int | None, global_step: int) -> dict[str, int | float]:
+        """Read memory once an iteration, and tell it beside what was counted; none: no graph was yet."""
         warm = global_step >= WARM * self._total
-        for name, size in (("buffer", buffer), ("state", state), ("graph", graph)):
+        for name, size in (("buffer", buffer), ("state", state), ("graph", graph or 0)):
             # The last before the run was warm, and the latest.
             self._parts[name] = [*(self._parts[name][:1] if warm else ()), size]
         for name, read in self._readers.items():
@@ -125,10 +125,11 @@ class Held:
         found: dict[str, int | float] = {
             "memory/buffer_bytes": buffer,
             "memory/state_bytes": state,
-            "memory/graph_bytes": graph,
             "machine/process_bytes": process.latest,
             "machine/process_peak_bytes": process.peak,
         }
+        if graph is not None:
+            found["memory/graph_bytes"] = graph
         growth = process.growth()
         if growth is not None:
             found["machine/growth"] = growth

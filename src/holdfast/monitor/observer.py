@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 import torch
+from tensordict import TensorDictBase
 
 from holdfast.experience import Segments
 from holdfast.monitor.cells import live_state
@@ -27,7 +28,7 @@ class Observer:
         self._policy, self._often = policy, often
         self._resets = Resets(policy, agents)
         self._held = Held(total_steps, next(policy.parameters()).device)
-        self._graph = 0
+        self._graph: int | None = None
         self._looked: dict[str, int | float] = {}
         self._norms: dict[str, Tensor] = {}
 
@@ -64,7 +65,7 @@ class Observer:
             **self._resets.take(),
             **remembered(self._policy, self._resets.age),
             **self._held.take(
-                buffer=bytes_of(segments.steps, segments.entry, segments.tail),
+                buffer=bytes_of(*_parts(segments)),
                 state=bytes_of(live_state(self._policy)) if self._policy.has_memory() else 0,
                 graph=self._graph,
                 global_step=global_step,
@@ -86,3 +87,13 @@ class Observer:
         found = dict(zip(self._norms, numbers, strict=True))
         self._norms = {}
         return found
+
+
+def _parts(segments: Segments) -> list[TensorDictBase]:
+    lead = segments.lead
+    return [
+        segments.steps,
+        segments.entry,
+        segments.tail,
+        *(() if lead is None else (lead.steps, lead.entry)),
+    ]

@@ -31,7 +31,7 @@ class Trace:
     def __init__(self, policy: LSTMWrapper, agents: int, agent: int = 42) -> None:
         if not 0 <= agent < agents:
             raise ConfigError(
-                f"There is no agent {agent} to trace; there are agents 0 to {agents - 1}: choose one of them."
+                f"There is no agent {agent} to trace; there are agents 0 to {agents - 1}: --trace=N."
             )
         self._policy, self._agents, self.agent = policy, agents, agent
 

@@ -35,6 +35,7 @@ class RunConsole:
         self._alarmed = set[str]()
         self._next_drawing, self._width = 0.0, self.console.width
         self._live: Live | None = None
+        self._told: int | float = 0
 
     def __enter__(self) -> "RunConsole":
         if self.console.is_terminal and not self.console.is_dumb_terminal:
@@ -45,6 +46,9 @@ class RunConsole:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._live is None and self._board.metrics and self._told < self._board.metrics["iteration"]:
+            # Who ends early has said nothing for a while.
+            self.say(self._line())
         if self._live is not None:
             live, self._live = self._live, None
             # Draws what came last, and gives the cursor back whatever happens.
@@ -77,7 +81,7 @@ class RunConsole:
             if now >= self._next_drawing:
                 self._draw(self._live, now)
         elif now - self._last_line > LINE_EVERY_S or metrics["iteration"] >= self.total:
-            self._last_line = now
+            self._last_line, self._told = now, metrics["iteration"]
             self.say(self._line())
 
     def _draw(self, live: Live, now: float) -> None:

@@ -33,6 +33,10 @@ WORLDS = 6
 SOFT, LOUD = "bright_black", "bold"
 
 
+YOUNG = 32
+"""In fewer iterations a line through readings of memory tells nothing."""
+
+
 @dataclass
 class Dashboard:
     """All that is known of a run, drawn as wide as the terminal is at that moment."""
@@ -173,7 +177,7 @@ class Dashboard:
                 peak = self.metrics.get(f"machine/{name}_peak_bytes")
                 most = "" if peak is None else f", at most {bytes_in_words(peak)}"
                 yield Cell(f"{label} {bytes_in_words(self.metrics[f'machine/{name}_bytes'])}{most}")
-        if "machine/growth" in self.metrics:
+        if "machine/growth" in self.metrics and self.metrics["iteration"] >= YOUNG:
             yield Cell(f"growth {bytes_in_words(self.metrics['machine/growth'])} a million steps")
 
 

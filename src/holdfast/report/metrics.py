@@ -61,14 +61,12 @@ METRICS: dict[str, Metric] = {
     "losses/grad_norm": Metric("", "length of the gradient before clipping", "above 0, below 1000"),
     "losses/explained_variance": Metric("", "1: values explain the returns; 0: not at all", "towards 1"),
     "losses/importance": Metric("", "mean ratio of the new to the old probability of an action", "near 1"),
-    "losses/l2_init": Metric("", "mean square distance of the weights from where they began"),
-    "losses/l2_reg": Metric("", "mean square of the weights"),
+    "losses/l2_init": Metric("", "squared distance of all weights from where they began"),
+    "losses/l2_reg": Metric("", "squared length of all weights"),
     "losses/teacher_action": Metric(
-        "nats", "cross entropy from what the teacher does to what is done; `@TEACHER` where several teach"
+        "nats", "`@TEACHER`: cross entropy from what the teacher does to what is done"
     ),
-    "losses/teacher_value": Metric(
-        "", "mean square difference of values from the teacher's; `@TEACHER` where several teach"
-    ),
+    "losses/teacher_value": Metric("", "`@TEACHER`: mean square difference of values from the teacher's"),
     "memory/replay_error": Metric(
         "", "largest |ratio - 1| of the first minibatch, before any weight changed", "below 1e-5"
     ),
@@ -107,14 +105,16 @@ METRICS: dict[str, Metric] = {
     "memory/buffer_bytes": Metric("bytes", "held by the segments of a rollout"),
     "memory/state_bytes": Metric("bytes", "held by the live states of all agents"),
     "memory/graph_bytes": Metric("bytes", "saved for the backward pass of a minibatch"),
-    "gradients/norm": Metric("", "`@MODULE`: length of the gradient of one part, before clipping"),
+    "gradients/norm": Metric(
+        "", "`@MODULE`: length of the gradient of one part in the first minibatch, before clipping"
+    ),
     "gradients/within": Metric("share", "`@N`: how much of the gradient reaches at most N steps back"),
     "weights/norm": Metric("", "`@LAYER`: length of a layer's weights"),
     "weights/largest_sv": Metric("", "`@LAYER`: its largest singular value"),
     "weights/mean_sv": Metric("", "`@LAYER`: the mean of its singular values"),
-    "weights/sv_ratio": Metric("", "`@LAYER`: the largest over the smallest"),
+    "weights/sv_ratio": Metric("", "`@LAYER`: the largest over the smallest that is not 0 within rounding"),
     "weights/collapsed": Metric("share", "`@LAYER`: singular values that are next to nothing", "near 0"),
-    "weights/effective_rank": Metric("", "`@LAYER`: how many directions it uses, by entropy"),
+    "weights/effective_rank": Metric("", "`@LAYER`: the fewest singular values that make 99 % of their sum"),
     "weights/loglog_slope": Metric("", "`@LAYER`: slope of its singular values over their rank, both logs"),
     "weights/loglog_r2": Metric("", "`@LAYER`: how well that line fits; 1: exactly"),
     "machine/process_bytes": Metric("bytes", "memory of this process", kind="machine"),

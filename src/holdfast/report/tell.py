@@ -9,6 +9,9 @@ from holdfast.report.console import RunConsole
 
 SHOWN = 2
 """How many rollouts of a traced life are shown; the file has them all."""
+EVALUATED = ("eval/return_mean", "eval/return_mean_memory_cleared")
+USED = 0.1
+"""A memory is used if clearing it costs this share of the return."""
 MEASURED = ("memory/drift", "memory/stale_kl", "losses/approx_kl", "losses/grad_norm")
 
 
@@ -57,9 +60,16 @@ class Tell:
             self._alarm(alarm)
         return metrics
 
-    def advise(self) -> None:
-        """Say at the end what the reach of gradients allows to be said."""
-        told = "" if self._reach is None else advice(self._reach, self._horizon)
+    def advise(self, scores: Mapping[str, float]) -> None:
+        """Say at the end what the reach of gradients allows to be said.
+
+        As long as memory is not used, it tells of the network as it began, and nothing of the world.
+        """
+        intact, cleared = (scores.get(name) for name in EVALUATED)
+        if self._reach is None or intact is None or cleared is None:
+            return
+        used = intact - cleared > USED * max(abs(intact), abs(cleared))
+        told = advice(self._reach, self._horizon) if used else ""
         if told:
             self._say(told)
 

@@ -88,7 +88,9 @@ class Mirror:
             said = self._said(OPENING_S)
         if said != "":
             why = "it gives no answer" if said is None else said
-            raise ConfigError(f"{self.name} does not open: {why}. Type {self.name}=off to go without it.")
+            raise ConfigError(
+                f"{self.name} does not open: {why.rstrip('.')}. Type {self.name}=off to go without it."
+            )
 
     def write(self, step: int, numbers: Mapping[str, int | float]) -> None:
         """Hand over a step's numbers."""

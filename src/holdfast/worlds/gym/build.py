@@ -1,5 +1,7 @@
 """Many environments as one: built here, handed out by Gymnasium, or brought along; and how they restart."""
 
+import multiprocessing
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -82,6 +84,9 @@ def _async(found: Found, agents: int, mode: AutoresetMode) -> Built:
 
 
 def _numbered(found: Found, agent: int) -> Numbered:
+    if multiprocessing.parent_process() is not None:
+        # Ctrl-C is for the trainer, which ends its iteration first; this process ends when it is told to.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     return Numbered(found.make(), agent)
 
 
