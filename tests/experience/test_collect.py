@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from handwritten import NewLSTMPolicy
 from holdfast.errors import ContractError
-from holdfast.experience import Collector, value_of
+from holdfast.experience import Collector, as_batch, value_of
 from holdfast.learn import replay
 from holdfast.policies import RecurrentPolicy, Thoughts, make_policy
 from holdfast.policies.actions import sample
@@ -488,3 +488,13 @@ def test_what_was_said_is_stored_as_precisely_as_it_was_said():
     segments = Collector(world, Precise(world.spec), length=4, horizon=4, seed=0).rollout(0)
     assert segments.steps["values"].dtype == torch.float64
     assert segments.steps["act_log_prob"].dtype == torch.float32
+
+
+def test_where_a_slice_starts_is_told_on_the_host():
+    # From another device the host would have to wait for it in every step.
+    flag = torch.zeros(3, dtype=torch.bool, device="meta")
+    number = torch.zeros(3, device="meta")
+    told = Step(number[:, None], number, flag, flag, flag, flag, flag)
+    batch = as_batch(told, 7, number)
+    assert batch["rewards"].device.type == "meta"
+    assert batch["training_env_id_start"].tolist() == [7, 7, 7]

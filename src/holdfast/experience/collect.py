@@ -35,7 +35,8 @@ def as_batch(step: Step, start: int, uniform: Tensor) -> TensorDict:
             "first": step.first,
             "valid": step.valid,
             "trial": step.trial,
-            "training_env_id_start": torch.full((agents,), start, device=step.reward.device),
+            # On the host, which looks it up: from a GPU it would have to wait for it in every step.
+            "training_env_id_start": torch.full((agents,), start),
             "draws": uniform,
         },
         batch_size=[agents],

@@ -34,7 +34,7 @@ def state_after(policy: LSTMWrapper, steps: TensorDictBase, state: TensorDict) -
     with policy.store.aside(len(steps)):
         policy.store.write(0, state)
         td = steps.select(*READ)
-        td["training_env_id_start"] = torch.zeros_like(steps["first"], dtype=torch.long)
+        td["training_env_id_start"] = torch.zeros(td.batch_size, dtype=torch.long)
         policy(td, action=steps["actions"])
         return policy.store.read(0, len(steps)).clone()
 

@@ -78,7 +78,7 @@ class Lesson:
 
     def _answer(self, steps: TensorDictBase, start: int) -> tuple[Tensor, Tensor]:
         td = steps.select(*READ)
-        td["training_env_id_start"] = torch.full_like(steps["first"], start, dtype=torch.long)
+        td["training_env_id_start"] = torch.full(td.batch_size, start, dtype=torch.long)
         answer = self.policy(td, action=steps["actions"])
         return answer[self.policy.actions.key], answer["values"]
 
