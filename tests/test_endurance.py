@@ -4,11 +4,24 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
+
+import holdfast
+from holdfast.policies import Thoughts
 
 # Freed memory goes back at once: what is read is what is held, not what the allocator keeps for later.
-PLAIN = {**os.environ, "MALLOC_TRIM_THRESHOLD_": "0", "OMP_NUM_THREADS": "1"}
+PLAIN = {
+    **os.environ,
+    "MALLOC_TRIM_THRESHOLD_": "0",
+    "OMP_NUM_THREADS": "1",
+    "PYTHONPATH": os.pathsep.join(
+        [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    ),
+}
 KEYS = (
     "trainer.bptt_horizon=16",
     "trainer.update_epochs=1",
@@ -18,12 +31,33 @@ KEYS = (
 )
 
 
+class Plain(holdfast.RecurrentPolicy):
+    """Reads tokens as they are: what a long run holds is the trainer's, and quickly seen."""
+
+    def __init__(self, spec, hidden_size=16, num_layers=1, **memory):
+        super().__init__(16, hidden_size, num_layers, **memory)
+        self.eyes = nn.Linear(spec.obs_shape[0] * spec.obs_shape[1], 16)
+        self.mouth = nn.Linear(hidden_size, len(spec.action_names) + 1)
+
+    def encode(self, obs):
+        return torch.relu(self.eyes(obs.flatten(1) / 255))
+
+    def decode(self, features):
+        out = self.mouth(features)
+        return Thoughts(out[:, :-1], out[:, -1])
+
+
 @pytest.mark.parametrize(
     "keys",
     [
         ("trainer.total_timesteps=100_000", "world.agents=64", "trainer.batch_size=1024"),
         pytest.param(
-            ("trainer.total_timesteps=3_000_000", "world.agents=512", "trainer.batch_size=8192"),
+            (
+                "policy=test_endurance:Plain",
+                "trainer.total_timesteps=3_000_000",
+                "world.agents=512",
+                "trainer.batch_size=8192",
+            ),
             marks=pytest.mark.slow,
         ),
     ],
