@@ -15,7 +15,7 @@ test: $(READY) lint
 	$(BIN)/python -m pytest -n 2 -m "not slow"
 
 slow: $(READY) $(VENV)/tensordict-oldest/.ready
-	$(BIN)/python -m pytest -n 2 -m slow
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
 	PYTHONPATH=$(VENV)/tensordict-oldest $(BIN)/python -m pytest -n 2 -m "not slow" tests/memory tests/experience tests/learn \
 		tests/policies/test_wrapper.py tests/policies/test_template.py tests/policies/test_binding.py
 

@@ -229,10 +229,12 @@ class Learner:
         everybody = rows.steps["valid"].sum().clamp(min=1)
         total, reports, said, shares = torch.zeros_like(everybody, dtype=goal.returns.dtype), [], [], []
         for piece in _pieces(rows, knobs.accumulate):
-            part, lessons_of_it = rows.rows(piece), [each.rows(piece) for each in lessons]
+            part, aim, heard = rows, goal, lessons
+            if knobs.accumulate > 1:
+                part, aim, heard = rows.rows(piece), goal.rows(piece), [each.rows(piece) for each in lessons]
             with nullcontext() if onlooker is None or reports else onlooker.saving():
                 loss, report, judged = loss_of(
-                    self.policy, part, goal.rows(piece), knobs.ppo, anchors=self.anchors, heard=lessons_of_it
+                    self.policy, part, aim, knobs.ppo, anchors=self.anchors, heard=heard
                 )
             share = part.steps["valid"].sum().to(loss.dtype) / everybody
             (loss * share).backward()
