@@ -248,8 +248,8 @@ def _announce(
     )
     if config.trainer.num_workers > 1:
         console.say(
-            f"trainer.num_workers={config.trainer.num_workers}: {config.world.name} runs in this process; no "
-            "workers are started."
+            f"trainer.num_workers={config.trainer.num_workers} starts no workers: worlds run in this "
+            "process, but for world.vector=async."
         )
     changed = difference(find_recipe(recipe), config)
     if changed is not None:

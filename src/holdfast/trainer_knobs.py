@@ -1,7 +1,7 @@
 """The knobs of the loop: phases, sampling, the loss, the optimiser, teachers and schedules."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, ValidationError
 
@@ -10,8 +10,8 @@ from holdfast.knobs import Knobs
 from holdfast.values import Count, HowOften, first_complaint, optional, several_named
 from holdfast.which_world import Parts
 
-KINDS = ("constant", "linear", "cosine", "exponential", "logarithmic")
 ScheduleKind = Literal["constant", "linear", "cosine", "exponential", "logarithmic"]
+KINDS: tuple[str, ...] = get_args(ScheduleKind)
 
 
 class Optimizer(Knobs):
@@ -135,7 +135,9 @@ class Trainer(Knobs):
     )
     burn_in: Count = Field(default=16, ge=1, description="steps that warm up a state if stale=burn_in")
     num_workers: Count = Field(
-        default=1, ge=1, description="worker processes; worlds run in this one whatever it says"
+        default=1,
+        ge=1,
+        description="worker processes; none are started yet, but world.vector=async has its own",
     )
     check: HowOften = Field(
         default="first",

@@ -319,7 +319,7 @@ def test_a_good_call_trains_and_says_where_the_results_are(capsys, runs):
 
 def test_the_seeds_key_for_workers_is_taken_and_explained(capsys, runs):
     assert main(["train", *TINY, "trainer.num_workers=2", f"runs_dir={runs}"]) == 0
-    assert "trainer.num_workers=2: recall runs in this process" in capsys.readouterr().out
+    assert "trainer.num_workers=2 starts no workers: worlds run in this process" in capsys.readouterr().out
 
 
 def test_a_real_command_line_answers_a_misspelt_key_in_one_line(tmp_path):

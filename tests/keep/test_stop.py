@@ -8,12 +8,15 @@ from holdfast.keep import listening_for_stop
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_first_signal_asks_and_the_second_insists(number):
-    with listening_for_stop() as stop:
+    said = []
+    with listening_for_stop(said.append) as stop:
         assert not stop
         signal.raise_signal(number)
         assert stop
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(number)
+    # Who asks is told, once.
+    assert said == ["stopping after this iteration; asked again, at once."]
 
 
 def test_the_handlers_from_before_come_back_even_after_an_error():

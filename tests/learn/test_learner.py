@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from holdfast.experience import Collector
 from holdfast.experience.minibatches import annealed_beta, drawn, importance_weights, priorities_of
-from holdfast.learn import loss_of, normalised, replay, targets_of
+from holdfast.learn import loss_of, normalised, replay, targets_of, update
 from holdfast.learn.targets import Targets, renew_tails
 from holdfast.trainer_knobs import PPO, Sampling
 from learning import learn_from, learner_for
-from scripted import Reader, make_reader, random_script
+from scripted import make_reader, random_script
 
 A, T = 4, 5
 PLAIN = PPO(gamma=0.9, gae_lambda=0.8, ent_coef=0.01, max_grad_norm=1e9)
@@ -41,6 +41,18 @@ class Noting(torch.optim.SGD):
     def step(self, closure=None):
         grads = [weight.grad.flatten() for group in self.param_groups for weight in group["params"]]
         self.gradients.append(torch.cat(grads).clone())
+
+
+def noted(monkeypatch, name):
+    """Write down what a function of the update is called with."""
+    honest, calls = getattr(update, name), []
+
+    def noting(*words):
+        calls.append(words)
+        return honest(*words)
+
+    monkeypatch.setattr(update, name, noting)
+    return calls
 
 
 def gradients_with(segments, ppo=PLAIN, **words):
@@ -109,18 +121,10 @@ def test_refreshed_advantages_are_those_of_a_life_with_these_values():
 
 @pytest.mark.parametrize("refresh", ["once", "epoch"])
 def test_advantages_are_computed_anew_before_each_epoch_if_asked(refresh, monkeypatch):
-    seen = []
-    module = __import__("holdfast.learn.update", fromlist=["normalised"])
-    honest = module.normalised
-
-    def noting(goal, rows, ppo, weights):
-        seen.append(goal.advantages.clone())
-        return honest(goal, rows, ppo, weights)
-
-    monkeypatch.setattr(module, "normalised", noting)
+    goals = noted(monkeypatch, "normalised")
     segments = lived(make_reader())
     learn_from(make_reader(seed=1), segments, lr=0.0, rows=8, epochs=2, refresh=refresh)
-    one, other = (advantages.sort(0).values for advantages in seen)
+    one, other = (goal.advantages.sort(0).values for goal, *_ in goals)
     assert torch.equal(one, other) == (refresh == "once")
 
 
@@ -141,20 +145,13 @@ def test_vtrace_weighs_by_how_likely_actions_are_by_now():
 
 
 def test_vtrace_reads_refreshed_values_where_advantages_are_refreshed(monkeypatch):
-    module = __import__("holdfast.learn.update", fromlist=["targets_of"])
-    honest, seen = module.targets_of, []
-
-    def noting(segments, ppo, values="values"):
-        seen.append(values)
-        return honest(segments, ppo, values)
-
-    monkeypatch.setattr(module, "targets_of", noting)
+    seen = noted(monkeypatch, "targets_of")
     ppo = PLAIN.model_copy(update={"advantage": "vtrace"})
     for refresh, expected in (("once", {"values"}), ("epoch", {"values_now"})):
         seen.clear()
         learn_from(make_reader(seed=1), lived(make_reader()), ppo, rows=8, epochs=2, refresh=refresh)
         # The first are those of the whole buffer, before anything is thought anew.
-        assert set(seen[1:]) == expected
+        assert {"".join(which) or "values" for _, _, *which in seen[1:]} == expected
 
 
 def test_an_update_ends_after_the_epoch_in_which_the_policy_moved_too_far():
@@ -169,26 +166,9 @@ def test_an_update_ends_after_the_epoch_in_which_the_policy_moved_too_far():
     assert learn_from(make_reader(), segments, patient, lr=0.05, epochs=6)["charts/epochs"] == 6
 
 
-class Witness(Reader):
-    """Writes down the observations of every replay with gradients."""
-
-    def encode(self, obs):
-        if torch.is_grad_enabled():
-            self.seen.append(obs.flatten().tolist())
-        return super().encode(obs)
-
-
 @pytest.mark.parametrize("method", ["uniform", "prioritized"])
 def test_rows_are_drawn_as_asked_and_weighed_by_how_often(method, monkeypatch):
-    weighed = []
-    module = __import__("holdfast.learn.update", fromlist=["normalised"])
-    honest = module.normalised
-
-    def noting(goal, rows, ppo, weights):
-        weighed.append((rows.steps["env_obs"][:, 0].flatten(), weights))
-        return honest(goal, rows, ppo, weights)
-
-    monkeypatch.setattr(module, "normalised", noting)
+    weighed = noted(monkeypatch, "normalised")
     segments, sampling = lived(make_reader()), Sampling(method=method, alpha=0.7, beta0=0.4)
     learner = learner_for(make_reader(), segments, PLAIN, rows=4, epochs=2, seed=9, sampling=sampling)
     report = learner.update(segments, progress=0.5)
@@ -198,8 +178,8 @@ def test_rows_are_drawn_as_asked_and_weighed_by_how_often(method, monkeypatch):
         assert report["charts/beta"] == annealed_beta(0.4, 0.5) == pytest.approx(0.7)
         priorities = priorities_of(targets_of(segments, PLAIN).advantages, segments.steps["valid"], 0.7)
     expected = [each for epoch in range(2) for each in drawn(segments, priorities, 4, 2, seed=9, epoch=epoch)]
-    for (seen, weights), (index, probability) in zip(weighed, expected, strict=True):
-        assert torch.equal(seen, segments.steps["env_obs"][index][:, 0].flatten())
+    for (_, rows, _, weights), (index, probability) in zip(weighed, expected, strict=True):
+        assert torch.equal(rows.steps["env_obs"], segments.steps["env_obs"][index])
         if method == "uniform":
             assert weights is None
         else:

@@ -7,14 +7,10 @@ from contextlib import contextmanager
 from types import FrameType
 
 
-def _nobody(text: str) -> None:
-    """Hear it, and do nothing."""
-
-
 class StopRequest:
     """Becomes true when somebody asks the run to end; asked twice, the second time ends it at once."""
 
-    def __init__(self, say: Callable[[str], object]) -> None:
+    def __init__(self, say: Callable[[str], object] | None) -> None:
         self.asked, self._say = False, say
 
     def __bool__(self) -> bool:
@@ -25,11 +21,12 @@ class StopRequest:
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True
-        self._say("stopping after this iteration; asked again, at once.")
+        if self._say is not None:
+            self._say("stopping after this iteration; asked again, at once.")
 
 
 @contextmanager
-def listening_for_stop(say: Callable[[str], object] = _nobody) -> Iterator[StopRequest]:
+def listening_for_stop(say: Callable[[str], object] | None = None) -> Iterator[StopRequest]:
     """Take over SIGINT and SIGTERM for the time of a run; only the main thread can."""
     request = StopRequest(say)
     if threading.current_thread() is not threading.main_thread():
