@@ -9,10 +9,11 @@ import time
 import torch
 from rich.console import Console
 
+from holdfast.build import build_policy, build_world
 from holdfast.config import change
+from holdfast.life import iterations
 from holdfast.recipes import find_recipe
 from holdfast.report import RunConsole, title_of
-from holdfast.train import build_policy, build_world, iterations
 
 STEPS = 100_000
 

@@ -11,8 +11,8 @@ import torch
 
 from holdfast.build import build_policy, build_world
 from holdfast.config import change
+from holdfast.life import iterations
 from holdfast.recipes import find_recipe
-from holdfast.train import iterations
 
 KEYS = {
     "world.agents": 512,

@@ -4,9 +4,9 @@ import pytest
 
 from holdfast.config import change
 from holdfast.experience import evaluate
+from holdfast.life import iterations
 from holdfast.policies import make_policy
 from holdfast.recipes import find_recipe
-from holdfast.train import iterations
 from spaces_worlds import NamePlace, SayNumber, SayNumberInATree
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("annotations_asleep")]

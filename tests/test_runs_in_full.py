@@ -207,11 +207,12 @@ def test_nan_before_anything_was_saved_saves_the_last_good_weights(tmp_path, mon
     assert all(leaf.isfinite().all() for leaf in latest(tmp_path / "nan").values())
 
 
-def test_nan_from_the_start_leaves_no_checkpoint(tmp_path, monkeypatch):
+def test_nan_from_the_start_leaves_the_weights_it_started_with(tmp_path, monkeypatch):
     poison_weights(monkeypatch, at=0)
     with pytest.raises(NotFiniteError):
         run(tmp_path, run="nan")
-    assert not (tmp_path / "nan" / "checkpoints").exists()
+    assert (tmp_path / "nan" / "checkpoints" / "latest").resolve().name == "000000"
+    assert all(leaf.isfinite().all() for leaf in latest(tmp_path / "nan").values())
 
 
 class OverflowingFast(Fast):
@@ -240,11 +241,11 @@ def test_a_gradient_that_is_not_finite_is_told_with_tensor_minibatch_and_agents(
 def test_weights_are_saved_now_and_then_and_at_the_end(tmp_path):
     made = run(tmp_path, trainer__total_timesteps=1280, trainer__checkpoint_interval=2)
     names = sorted(path.name for path in (made.folder / "checkpoints").iterdir())
-    assert names == ["000002", "000004", "000005", "latest"]
+    assert names == ["000002", "000004", "000005", "best", "latest"]
     assert made.checkpoint.name == "000005"
     even = run(tmp_path, trainer__total_timesteps=1024, trainer__checkpoint_interval=2)
     names = sorted(path.name for path in (even.folder / "checkpoints").iterdir())
-    assert names == ["000002", "000004", "latest"]
+    assert names == ["000000", "000002", "000004", "best", "latest"]
 
 
 def test_a_run_is_taught_by_other_runs(tmp_path):

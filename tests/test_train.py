@@ -16,10 +16,9 @@ from holdfast.build import build_policy, build_world
 from holdfast.cli import main
 from holdfast.config import Config, change
 from holdfast.keep import load_weights
-from holdfast.learn import Learner
 from holdfast.policies import POLICIES
 from holdfast.recipes import find_recipe
-from holdfast.report import METRICS
+from holdfast.report import METRICS, RunConsole
 from holdfast.worlds import draws
 
 ROOT = Path(__file__).parents[1]
@@ -279,14 +278,8 @@ def test_where_no_episode_ends_nobody_waits_for_one(tmp_path, capsys):
 
 
 def test_a_run_asked_to_stop_before_its_evaluation_is_not_finished(tmp_path, monkeypatch):
-    update = Learner.update
-
-    def stopped(*words, **options):
-        signal.raise_signal(signal.SIGTERM)
-        return update(*words, **options)
-
     # There is one iteration only: all steps were collected and learnt from, but nothing was evaluated.
-    monkeypatch.setattr(Learner, "update", stopped)
+    monkeypatch.setattr(RunConsole, "show", lambda *words: signal.raise_signal(signal.SIGTERM))
     run = tiny_train(tmp_path, trainer__total_timesteps=256)
     assert not run.finished
     (line,) = metrics_of(run.folder)
@@ -382,7 +375,7 @@ def test_an_interrupted_run_ends_in_order_with_what_it_learnt(tmp_path):
         process.kill()
     assert process.returncode == 1
     assert err == ""
-    assert "stopped; what was learnt until the last whole iteration is saved." in out
+    assert f"stopped; it goes on by: holdfast train --resume {folder}" in out
     assert f"results {folder}" in out
     lines = metrics_of(folder)
     assert (folder / "checkpoints" / "latest").resolve().name == f"{len(lines):06d}"

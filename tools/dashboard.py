@@ -15,10 +15,10 @@ from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 
 from holdfast import train
+from holdfast.build import build_policy, build_world
 from holdfast.config import Config
 from holdfast.report import title_of
 from holdfast.report.dashboard import Dashboard
-from holdfast.train import build_policy, build_world
 
 PICTURE = Path(__file__).parent.parent / "docs" / "dashboard.svg"
 WIDTH = 120

@@ -1,13 +1,14 @@
 """Building what a config names: the device, the world, the policy, and the policy of a run that was kept."""
 
 from pathlib import Path
-from typing import Any
+from warnings import warn
 
 import torch
 
 from holdfast.config import Config, change, read_config
 from holdfast.errors import ConfigError, ContractError
-from holdfast.keep import GRAPH, load_weights
+from holdfast.keep import GRAPH, Checkpoint, RunFolder, load_weights, open_checkpoint
+from holdfast.keep.folder import Say
 from holdfast.knobs import WorldKnobs
 from holdfast.policies import LSTMWrapper, PurePolicy, make_policy
 from holdfast.worlds import World, closing_world, make_world, options_of
@@ -57,21 +58,37 @@ def build_policy(config: Config, world: World, device: torch.device) -> LSTMWrap
     return policy
 
 
-def load_policy(folder: Path, device: torch.device) -> tuple[LSTMWrapper, Config]:
-    """Build the policy of a run as it was saved last, bound to the world it was trained in."""
-    config = _read(folder / "config.json")
-    # Eager: whoever wants it compiled does that.
-    keys: dict[str, Any] = {"policy.compile": False}
-    if (folder / GRAPH).exists():
-        keys["policy.name"] = f"component:{folder / GRAPH}"
-    weights = folder / "checkpoints" / "latest" / "model.safetensors"
-    if not weights.exists():
-        raise ConfigError(f"{folder} holds no {weights.relative_to(folder)}; has the run ended?")
+def load_policy(folder: Path, device: torch.device, say: Say = warn) -> tuple[LSTMWrapper, Config]:
+    """Build the policy of a run as it was saved last, bound to the world it was trained in.
+
+    What is damaged is not used; `say` is told of it.
+    """
+    saved = find_checkpoint(folder, say)
+    config = config_of(saved)
     # As many agents as in the run: some worlds take no fewer.
     with closing_world(build_world(config, device, agents=config.world.agents, seed=0)) as world:
-        policy = build_policy(change(config, keys), world, device)
-    load_weights(policy, weights)
+        # Eager: whoever wants it compiled does that.
+        policy = build_policy(change(policy_config(saved, config), {"policy.compile": False}), world, device)
+    load_weights(policy, saved.path / "model.safetensors")
     return policy, config
+
+
+def find_checkpoint(folder: Path, say: Say) -> Checkpoint:
+    """Find the newest whole checkpoint of a run, or take the one that is named."""
+    if folder.parent.name == "checkpoints" and folder.is_dir():
+        return open_checkpoint(folder)
+    return RunFolder(folder).newest(say)
+
+
+def config_of(saved: Checkpoint) -> Config:
+    """Read the config that a checkpoint was made by."""
+    return _read(saved.path / "config.json")
+
+
+def policy_config(saved: Checkpoint, config: Config) -> Config:
+    """Say how to build the policy of a checkpoint: a component graph as it was saved, wherever it lay."""
+    graph = saved.path / GRAPH
+    return change(config, {"policy.name": f"component:{graph}"}) if graph.exists() else config
 
 
 def load_teacher(run: str, world: World, device: torch.device) -> LSTMWrapper:

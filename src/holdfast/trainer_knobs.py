@@ -150,7 +150,13 @@ class Trainer(Knobs):
         default=0, ge=0, description="iterations between singular values of all weights; 0: never"
     )
     checkpoint_interval: Count = Field(
-        default=50, ge=0, description="iterations between savings of the weights; 0: only at the end"
+        default=50, ge=0, description="iterations between checkpoints; 0: only at the end"
+    )
+    keep_checkpoints: Count = Field(
+        default=3, ge=0, description="how many checkpoints are kept, the best beside them; 0: all"
+    )
+    eval_interval: Count = Field(
+        default=0, ge=0, description="iterations between evaluations; 0: only at the end"
     )
     clip_range: float = Field(
         default=0.0, ge=0, description="weights stay below this many times the largest at the start; 0: off"

@@ -271,23 +271,33 @@ def test_a_run_without_weights_is_told(capsys, tmp_path):
 
     (tmp_path / "config.json").write_text(Config().model_dump_json())
     assert main(["check", str(tmp_path)]) == 2
-    assert "holds no checkpoints/latest/model.safetensors; has the run ended?" in capsys.readouterr().err
+    assert "holds no checkpoint; has the run saved one?" in capsys.readouterr().err
+
+
+def old_checkpoint(folder, config):
+    """One without checksums, so that only its config can be found broken."""
+    (folder / "config.json").write_text("{}")
+    saved = folder / "checkpoints" / "000001"
+    saved.mkdir(parents=True)
+    (saved / "config.json").write_bytes(config)
+    (saved / "model.safetensors").write_bytes(b"")
+    return saved
 
 
 @pytest.mark.parametrize("text", ["{", "", "[]", '{"seed": -1}'])
 def test_a_run_whose_config_is_broken_is_told_in_one_line(capsys, tmp_path, text):
-    (tmp_path / "config.json").write_text(text)
+    saved = old_checkpoint(tmp_path, text.encode())
     assert main(["check", str(tmp_path)]) == 2
     said = capsys.readouterr().err
-    assert said.startswith(f"holdfast: {tmp_path}/config.json: this is not a config of this version: ")
+    assert said.startswith(f"holdfast: {saved}/config.json: this is not a config of this version: ")
     assert said.count("\n") == 1
 
 
 def test_a_run_whose_config_is_no_text_is_told_in_one_line(capsys, tmp_path):
-    (tmp_path / "config.json").write_bytes(b"\xff\xfe")
+    saved = old_checkpoint(tmp_path, b"\xff\xfe")
     assert main(["check", str(tmp_path)]) == 2
     said = capsys.readouterr().err
-    assert said.startswith(f"holdfast: {tmp_path}/config.json: ")
+    assert said.startswith(f"holdfast: {saved}/config.json: ")
     assert said.count("\n") == 1
 
 

@@ -16,7 +16,37 @@ def test_the_first_signal_asks_and_the_second_insists(number):
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(number)
     # Who asks is told, once.
-    assert said == ["stopping after this iteration; asked again, at once."]
+    assert said == ["stopping; the last whole iteration is saved. Asked again: at once, without saving."]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_work_is_broken_off_where_it_is_and_not_begun_again(number):
+    done = []
+
+    def work():
+        done.append("begun")
+        try:
+            signal.raise_signal(number)
+        except Exception:  # what worlds do around environments
+            done.append("taken for an error")
+        done.append("ended")
+        return "result"
+
+    with listening_for_stop() as stop:
+        assert stop.until_asked(lambda: 5) == 5
+        assert stop.until_asked(work) is None
+        assert stop
+        assert stop.until_asked(work) is None
+    assert done == ["begun"]
+
+
+def test_between_two_pieces_of_work_nothing_is_broken_off():
+    with listening_for_stop() as stop:
+        stop.until_asked(lambda: 5)
+        signal.raise_signal(signal.SIGTERM)
+        written = "whole"
+        assert stop.until_asked(lambda: 5) is None
+    assert written == "whole"
 
 
 def test_the_handlers_from_before_come_back_even_after_an_error():

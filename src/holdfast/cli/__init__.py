@@ -18,6 +18,7 @@ VERBS = {"train": run_train, "check": run_check}
 HELP = """usage: holdfast VERB ...
 
   train [RECIPE] key=value ...   train a policy that remembers
+  train --resume runs/NAME       go on with a run that was interrupted
   check TARGET                   prove or disprove a policy's memory, or a world's contract
 
   --version                      print the version

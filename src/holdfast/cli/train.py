@@ -8,6 +8,7 @@ from rich.table import Column, Table
 
 from holdfast.cli.keys import parse_words
 from holdfast.config import change, keys_of
+from holdfast.errors import ConfigError
 from holdfast.knobs import WORLD_KNOBS
 from holdfast.recipes import DEFAULT, ELSEWHERE, RECIPES, find_recipe, recipe_for
 from holdfast.report import lookup, typed
@@ -21,15 +22,31 @@ TRACED = 42
 
 def run_train(words: Sequence[str]) -> int:
     """Train and say what came of it."""
-    recipe, keys = parse_words([_key_of(word) for word in words if word not in HELP])
+    resume, rest = _resume_of(words)
+    recipe, keys = parse_words([_key_of(word) for word in rest if word not in HELP])
     if any(word in HELP for word in words):
         world = keys.get("world", keys.get("world.name"))
         _print_help(recipe or recipe_for(world), world)
         return 0
     command = shlex.join(["holdfast", "train", *words])
-    run = train(recipe, keys, command=command)
+    run = train(recipe, keys, resume=resume, command=command)
     _print_result(run)
     return 0 if run.finished else 1
+
+
+def _resume_of(words: Sequence[str]) -> tuple[str | None, list[str]]:
+    """Take `--resume FOLDER`, or `--resume=FOLDER`, out of the words."""
+    rest, found = list(words), list[str]()
+    for word in words:
+        flag, equals, folder = word.partition("=")
+        if flag == "--resume":
+            place = rest.index(word)
+            folder = folder if equals else "".join(rest[place + 1 : place + 2])
+            del rest[place : place + (1 if equals else 2)]
+            found.append(folder)
+    if len(found) > 1 or "" in found:
+        raise ConfigError("Write --resume with one run's folder, for example: --resume runs/NAME.")
+    return (found[0] if found else None), rest
 
 
 def _key_of(word: str) -> str:
@@ -59,7 +76,7 @@ def _print_result(run: Run) -> None:
         if known:
             out.print(" · ".join(known))
     else:
-        out.print("stopped; what was learnt until the last whole iteration is saved.")
+        out.print(f"stopped; it goes on by: holdfast train --resume {shlex.quote(str(run.folder))}")
     if run.checkpoint is not None:
         out.print(f"weights {run.checkpoint}/model.safetensors")
     out.print(f"results {run.folder}")
@@ -68,7 +85,8 @@ def _print_result(run: Run) -> None:
 def _print_help(name: str, world: str | None) -> None:
     """Tell every key, with its value in a recipe, for a world if one is named."""
     out = Console(highlight=False, markup=False, emoji=False)
-    out.print("usage: holdfast train [RECIPE] key=value ...\n")
+    out.print("usage: holdfast train [RECIPE] key=value ...")
+    out.print("       holdfast train --resume runs/NAME [key=value ...]\n")
     out.print(f"Recipes: {', '.join(RECIPES)}.")
     out.print(
         f"Without one it is that of world=NAME, {ELSEWHERE} for worlds of others, else {DEFAULT}. "

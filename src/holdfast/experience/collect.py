@@ -1,6 +1,6 @@
 """Collecting: the world speaks, the policy answers, and what was lived becomes segments."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, cast
 
@@ -12,11 +12,14 @@ from holdfast.experience.finite import require_finite_answer
 from holdfast.experience.segments import READ, Lead, Segments
 from holdfast.experience.statistics import EpisodeStatistics
 from holdfast.experience.stopwatch import Stopwatch
+from holdfast.experience.waiting import rows_from, seen_from, step_from, tree_of_seen, tree_of_step
 from holdfast.experience.worth import worth_at_edges
 from holdfast.policies import LSTMWrapper
 from holdfast.policies.actions import actions_of, require_fit
+from holdfast.saved import taken
 from holdfast.shapes import Bool, Float, Tensor
 from holdfast.worlds import Step, World, tokens
+from holdfast.worlds.going_on import Anew, go_on
 from holdfast.worlds.seen import Seen
 from holdfast.worlds.watched import settle, watched
 
@@ -214,6 +217,44 @@ class Collector:
         entry = torch.cat([before.entry[:, None], warm[:, :-1]], dim=1)
         lead = torch.cat([before.steps[:, None], ends[:, :-1]], dim=1)
         return Lead(lead.flatten(0, 1), entry.flatten(0, 1))
+
+    def state(self) -> dict[str, Any]:
+        """Say what waits to be answered, and what of the episodes that go on was counted."""
+        lead = self._before
+        return {
+            "clock": self._clock,
+            "pending": tree_of_step(self.pending),
+            "episodes": self.episodes.state(),
+            "lead": None
+            if lead is None
+            else {"steps": tree_of_seen(lead.steps), "entry": tree_of_seen(lead.entry)},
+        }
+
+    def restore(self, saved: Any, world: Mapping[str, Any] | None, *, rollouts: int) -> Anew | None:
+        """Go on from there, in a world that goes on; who has to begin anew forgets everything."""
+        pending = step_from(taken(saved, "pending", dict), self.pending)
+        clock, agents = taken(saved, "clock", int), self.world.agents
+        if clock != rollouts * self.length:
+            raise ContractError(f"Its clock is at {clock}; {rollouts} rollouts end at {rollouts * self.length}.")
+        self.episodes.restore(taken(saved, "episodes", dict))
+        if self.lead and saved["lead"] is not None:
+            kinds = self.policy.get_agent_experience_spec().select(*READ, "actions")
+            steps = rows_from(saved["lead"], "steps", kinds, (agents, self.lead))
+            entry = self.policy.lstm.cell.initial(agents)
+            self._before = Lead(steps, seen_from(taken(saved["lead"], "entry", dict), entry))
+        self.pending, anew = go_on(self.world, world, pending)
+        self._clock = clock
+        if anew is not None:
+            self._forget(anew.who)
+        return anew
+
+    def _forget(self, who: Bool[Tensor, " A"]) -> None:
+        """Let some begin without anything from before, whatever clears a memory otherwise."""
+        self.policy.store.reset_slice(0, who)
+        self.episodes.forget(who)
+        if self._before is not None:
+            self._before.steps["valid"][who] = False
+            self._before.entry[who] = self.policy.lstm.cell.initial(int(who.sum()))
 
     @property
     def coming_lead(self) -> Lead:

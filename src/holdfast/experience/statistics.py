@@ -1,10 +1,12 @@
 """Returns and lengths of the episodes that ended."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
-from holdfast.shapes import Tensor
+from holdfast.saved import tensor_like
+from holdfast.shapes import Bool, Tensor
 from holdfast.worlds import Step
 
 
@@ -56,3 +58,17 @@ class EpisodeStatistics:
                 found[f"charts/episodic_return{label}"] = returns / episodes
                 found[f"charts/episodic_length{label}"] = lengths / episodes
         return found
+
+    def state(self) -> dict[str, Tensor]:
+        """Say what the episodes that go on have brought so far, and what was not taken yet."""
+        return {"running": self._running, "acted": self._acted, "totals": self.totals}
+
+    def restore(self, saved: Any) -> None:
+        """Go on from there."""
+        self._running, self._acted, self.totals = (
+            tensor_like(saved, key, like) for key, like in self.state().items()
+        )
+
+    def forget(self, who: Bool[Tensor, " A"]) -> None:
+        """Leave out the episodes of some, who begin anew."""
+        self._running[who], self._acted = 0.0, self._acted & ~who

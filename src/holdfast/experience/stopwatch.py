@@ -53,6 +53,16 @@ class Clock:
     def __init__(self) -> None:
         self._begun = self._before = time.perf_counter()
 
+    @property
+    def seconds(self) -> float:
+        """How long the run had been going on when its last iteration ended."""
+        return self._before - self._begun
+
+    def restore(self, seconds: float) -> None:
+        """Count on from so many seconds."""
+        self._before = time.perf_counter()
+        self._begun = self._before - seconds
+
     def take(self, stopwatch: Stopwatch, lived: int) -> dict[str, float]:
         """End an iteration in which so many steps were lived; what no part took is `time/other`."""
         seconds = stopwatch.take()

@@ -1,25 +1,36 @@
-"""A run's folder: what was asked, what was measured, and the weights; nothing is ever half there."""
+"""A run's folder: what was asked, what was measured, and its checkpoints; nothing is ever half there."""
 
+import fcntl
 import os
 import platform
+import re
 import shutil
 import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 
 from holdfast.config import Config
 from holdfast.errors import ConfigError, ContractError
+from holdfast.keep.checkpoint import CONFIG, Checkpoint, open_checkpoint
+from holdfast.keep.packed import DamagedError
 from holdfast.policies import ComponentPolicy
 from holdfast.version import __version__
 
 GRAPH = "agent.yaml"
 """The component graph of a policy that is one."""
 PACKAGES = ("torch", "tensordict", "numpy", "pydantic", "safetensors")
+NUMBERED = re.compile(r"(\d{6,})(?:-(\d+))?")
+"""A checkpoint's name: its iteration; format 1 numbered those of one iteration."""
+GROWING = ("metrics.jsonl", "machine.jsonl", "trace.txt")
+"""Files of a run that get one line after the other."""
+Say = Callable[[str], object]
 
 
 class RunFolder:
@@ -33,31 +44,97 @@ class RunFolder:
         """The file of metrics, one JSON object an update."""
         return self.path / "metrics.jsonl"
 
-    def save(self, policy: nn.Module, config: Config, iteration: int) -> Path:
-        """Write weights and config as a checkpoint; `latest` moves only to a whole one."""
-        checkpoints = self.path / "checkpoints"
-        final, temporary = checkpoints / f"{iteration:06d}", checkpoints / f".{iteration:06d}.part"
-        number = 1
-        while final.exists():
-            number += 1
-            final = checkpoints / f"{iteration:06d}-{number}"
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
-        weights = {key: tensor.contiguous().cpu() for key, tensor in policy.state_dict().items()}
+    @property
+    def checkpoints(self) -> Path:
+        """Where checkpoints are."""
+        return self.path / "checkpoints"
+
+    def sizes(self) -> dict[str, int]:
+        """Say how long the files are that grow line by line."""
+        return {file.name: file.stat().st_size for file in self._growing() if file.exists()}
+
+    def sync(self) -> None:
+        """Let the disk have every line that was written: a checkpoint counts on them."""
+        for file in self._growing():
+            if file.exists():
+                with file.open("rb") as opened:
+                    os.fsync(opened.fileno())
+
+    def cut(self, sizes: Mapping[str, int], say: Say) -> None:
+        """Cut these files to where they were; what was written later is written again."""
+        for file in self._growing():
+            there, wanted = file.stat().st_size if file.exists() else 0, sizes.get(file.name, 0)
+            if there > wanted:
+                with file.open("r+b") as opened:
+                    opened.truncate(wanted)
+            elif there < wanted:
+                say(f"{file} lacks its last {wanted - there:,} bytes; what comes is added to what is there.")
+
+    def _growing(self) -> list[Path]:
+        return [self.path / name for name in GROWING]
+
+    def numbered(self) -> list[Path]:
+        """List what has a checkpoint's name, the newest first."""
+        if not self.checkpoints.is_dir():
+            return []
+        named = {each: NUMBERED.fullmatch(each.name) for each in self.checkpoints.iterdir()}
+        found = [(int(match[1]), int(match[2] or 1), each) for each, match in named.items() if match]
+        return [each for *_, each in sorted(found, reverse=True)]
+
+    def newest(self, say: Say) -> Checkpoint:
+        """Find the newest checkpoint that is whole; each one that is not is named."""
+        pointer, found = self.checkpoints / "latest", self.numbered()
+        if pointer.is_symlink() and not pointer.exists():
+            say(f"{pointer} points to {os.readlink(pointer)}, which is not there; looking for the newest.")
+        for path in found:
+            try:
+                return open_checkpoint(path)
+            except DamagedError as error:
+                say(f"{path.name} is damaged and is not used: {error}.")
+        if found:
+            raise DamagedError(f"{self.path} has no whole checkpoint; {len(found)} are damaged.")
+        raise ConfigError(f"{self.path} holds no checkpoint; has the run saved one?")
+
+    def clean(self, since: Checkpoint) -> None:
+        """Put aside what is newer than a checkpoint, and so damaged, and remove what was never finished."""
+        for path in self.numbered():
+            if path == since.path:
+                break
+            aside, number = path.with_name(f"{path.name}.damaged"), 1
+            while aside.exists():
+                number += 1
+                aside = path.with_name(f"{path.name}.damaged-{number}")
+            path.rename(aside)
+        for part in self.checkpoints.glob(".*.part"):
+            if part.is_symlink():
+                part.unlink()
+            else:
+                shutil.rmtree(part)
+
+    def reopen(self, about: Mapping[str, bytes], command: str) -> None:
+        """Note by which config and command the run goes on."""
+        for name, text in about.items():
+            new = self.path / f".{name}.part"
+            new.write_bytes(text)
+            new.replace(self.path / name)
+        with (self.path / "command.txt").open("a") as file:
+            file.write(_provenance(command))
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Let nobody else train in this folder meanwhile; the lock goes with the process, however it ends."""
         try:
-            save_file(weights, temporary / "model.safetensors", {"format": "pt"})
-        except SafetensorError as error:
-            raise OSError(f"Could not write {temporary / 'model.safetensors'}: {error}") from error
-        _describe(temporary, config, policy)
-        for file in temporary.iterdir():
-            with file.open("rb") as written:
-                os.fsync(written.fileno())
-        temporary.rename(final)
-        pointer = checkpoints / ".latest.part"
-        pointer.unlink(missing_ok=True)
-        pointer.symlink_to(final.name)
-        pointer.replace(checkpoints / "latest")
-        return final
+            file = (self.path / ".lock").open("a")
+        except OSError as error:
+            raise ConfigError(f"Cannot write the run's folder {self.path}: {error.strerror}.") from error
+        with file:
+            try:
+                # Locks of this kind are not inherited: worlds in processes of their own do not hold it.
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                told = f"{self.path} is being trained by another process; stop that one first."
+                raise ConfigError(told) from None
+            yield
 
 
 def create_folder(config: Config, name: str, command: str, policy: nn.Module) -> RunFolder:
@@ -73,7 +150,8 @@ def create_folder(config: Config, name: str, command: str, policy: nn.Module) ->
             except FileExistsError:
                 number += 1
                 path = parent / f"{name}-{number}"
-        _describe(path, config, policy)
+        for file, text in described(config, policy).items():
+            (path / file).write_bytes(text)
         (path / "command.txt").write_text(_provenance(command))
     except OSError as error:
         raise ConfigError(
@@ -82,11 +160,12 @@ def create_folder(config: Config, name: str, command: str, policy: nn.Module) ->
     return RunFolder(path)
 
 
-def _describe(folder: Path, config: Config, policy: nn.Module) -> None:
-    """Write all that is needed to build the policy again: a graph may have changed or gone by then."""
-    (folder / "config.json").write_text(config.model_dump_json(indent=2) + "\n")
+def described(config: Config, policy: nn.Module) -> dict[str, bytes]:
+    """Say all that is needed to build the policy again: a graph may have changed or gone by then."""
+    files = {CONFIG: f"{config.model_dump_json(indent=2)}\n".encode()}
     if isinstance(policy, ComponentPolicy):
-        (folder / GRAPH).write_text(policy.graph.text, encoding="utf-8")
+        files[GRAPH] = policy.graph.text.encode()
+    return files
 
 
 def load_weights(policy: nn.Module, file: Path) -> None:

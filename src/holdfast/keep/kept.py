@@ -1,54 +1,117 @@
 """Checkpoints now and then, and at the end; weights that are no numbers never replace good ones."""
 
+import shutil
 from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
-import torch
-
-from holdfast.config import Config
-from holdfast.experience.finite import are_finite
+from holdfast.keep.checkpoint import Checkpoint, Moment, point, write_checkpoint
 from holdfast.keep.folder import RunFolder
-from holdfast.policies import LSTMWrapper
-from holdfast.shapes import Tensor
 
 
 class Kept:
-    """What a run has saved, and its latest weights, should they become no numbers."""
+    """Writes a run's checkpoints beside the training, and knows which may go.
 
-    def __init__(self, folder: RunFolder, policy: LSTMWrapper, config: Config) -> None:
-        self._folder, self._policy, self._config = folder, policy, config
-        self._saved = -1
+    Every moment is kept in mind until the one after the next: a run that is stopped or broken is saved as it
+    was at its last whole iteration. `about` are the files that say how to build the policy.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        about: Mapping[str, bytes],
+        made_with: Mapping[str, Any],
+        *,
+        interval: int,
+        keep: int,
+        alarm: Callable[[str], object],
+        since: Checkpoint | None = None,
+        best: float | None = None,
+    ) -> None:
+        self._folder, self._about, self._made_with, self._alarm = folder, about, dict(made_with), alarm
+        self._interval, self._keep = interval, keep
         # What spoils weights is met in the iteration after: the ones before are needed, too.
-        self._latest: deque[tuple[int, dict[str, Tensor]]] = deque(maxlen=2)
-        self.checkpoint: Path | None = None
+        self._latest: deque[Moment] = deque(maxlen=2)
+        self._writer = ThreadPoolExecutor(1, "checkpoint")
+        self._under_way: Future[Path] | None = None
+        # The latest iteration that is saved or being saved, and the latest that is on the disk.
+        self._saved = self._whole = -1 if since is None else since.iteration
+        self._best = best
+        self.checkpoint: Path | None = None if since is None else since.path
         """The latest one; none: nothing good was there to save."""
+        self.lost: OSError | None = None
+        """Why the end could not be saved; none: it was, or there was nothing to save."""
 
-    @torch.no_grad()
-    def saw(self, iteration: int) -> None:
-        """Keep the weights of a whole iteration in mind, and save them after every so many."""
-        weights = {name: weight.clone() for name, weight in self._policy.state_dict().items()}
-        self._latest.append((iteration, weights))
-        interval = self._config.trainer.checkpoint_interval
-        if interval and iteration % interval == 0 and are_finite(self._policy):
-            self._save(iteration)
+    def saw(self, moment: Moment, *, judged: bool = False) -> None:
+        """Keep the end of an iteration in mind, and save it after every so many.
 
-    def at_last(self, iteration: int) -> str:
-        """Save what a run ends with, or the latest weights that are good; say what was done."""
-        if are_finite(self._policy):
-            if iteration != self._saved:
-                self._save(iteration)
-            return f"what was learnt so far is saved: {self.checkpoint}"
-        while self._latest:
-            iteration, weights = self._latest.pop()
-            if all(bool(weight.isfinite().all()) for weight in weights.values()):
-                self._policy.load_state_dict(weights)
-                if iteration > self._saved:
-                    self._save(iteration)
+        One that was `judged` by an evaluation, and is the best so far, is saved too.
+        """
+        self._latest.append(moment)
+        if judged:
+            # What is being written may be the best so far.
+            self._settle()
+        due = self._interval > 0 and moment.iteration % self._interval == 0
+        better = judged and moment.score is not None and (self._best is None or moment.score > self._best)
+        if (due or better) and moment.is_finite:
+            self._settle()
+            self._saved = moment.iteration
+            self._under_way = self._writer.submit(self._write, moment)
+
+    def at_last(self) -> str:
+        """Save the last whole iteration whose weights are numbers, if it is not yet; say what was done."""
+        self._settle()
+        spoilt = False
+        for moment in reversed(self._latest):
+            if moment.is_finite:
+                if moment.iteration > self._saved:
+                    self._save_last(moment)
                 break
+            spoilt = True
+        self._writer.shutdown()
+        if self.lost is not None:
+            return f"what was learnt could not be saved: {self.lost}"
         if self.checkpoint is None:
-            return "weights that are not finite are not saved, and there were no good ones."
-        return f"weights that are not finite are not saved; the last good ones are {self.checkpoint}"
+            return "nothing is saved: there are no weights of a whole iteration that are numbers."
+        if spoilt:
+            return f"weights that are not finite are not saved; the last good ones are {self.checkpoint}"
+        return f"what was learnt so far is saved: {self.checkpoint}"
 
-    def _save(self, iteration: int) -> None:
-        self.checkpoint = self._folder.save(self._policy, self._config, iteration)
-        self._saved = iteration
+    def _save_last(self, moment: Moment) -> None:
+        try:
+            self.checkpoint = self._write(moment)
+        except OSError as error:
+            self.lost = error
+
+    def _settle(self) -> None:
+        """Wait for what is being written; what could not be is tried again with the next one."""
+        if self._under_way is None:
+            return
+        try:
+            self.checkpoint, self._whole = self._under_way.result(), self._saved
+        except OSError as error:
+            self._saved = self._whole
+            self._alarm(f"{error} Training goes on, and the next checkpoint is tried in its time.")
+        self._under_way = None
+
+    def _write(self, moment: Moment) -> Path:
+        self._folder.sync()
+        written = write_checkpoint(self._folder.checkpoints, moment, self._about, self._made_with)
+        if moment.score is not None and (self._best is None or moment.score > self._best):
+            self._best = moment.score
+            point(self._folder.checkpoints / "best", written.name)
+        self._let_go()
+        return written
+
+    def _let_go(self) -> None:
+        """Remove all but the newest few, and the best."""
+        if not self._keep:
+            return
+        best = (self._folder.checkpoints / "best").resolve()
+        for path in self._folder.numbered()[self._keep :]:
+            if path.resolve() != best:
+                # Hidden first: what has a checkpoint's name is whole.
+                going = path.rename(path.with_name(f".{path.name}.part"))
+                shutil.rmtree(going)

@@ -1,20 +1,40 @@
-"""Ctrl-C and SIGTERM end a run at its next whole iteration, with what was learnt saved."""
+"""Ctrl-C and SIGTERM end a run at once; what goes on from is its last whole iteration."""
 
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class _Asked(BaseException):
+    """Breaks off an iteration; no `except Exception` on the way takes it for an error."""
 
 
 class StopRequest:
-    """Becomes true when somebody asks the run to end; asked twice, the second time ends it at once."""
+    """Becomes true when somebody asks the run to end; asked twice, nothing more is written."""
 
     def __init__(self, say: Callable[[str], object] | None) -> None:
         self.asked, self._say = False, say
+        self._may_break_off = False
 
     def __bool__(self) -> bool:
         return self.asked
+
+    def until_asked(self, work: Callable[[], T]) -> T | None:
+        """Do some work, and break it off when somebody asks; none: somebody did."""
+        try:
+            self._may_break_off = True
+            try:
+                return None if self.asked else work()
+            finally:
+                self._may_break_off = False
+        except _Asked:
+            self._may_break_off = False
+            return None
 
     def ask(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal."""
@@ -22,7 +42,9 @@ class StopRequest:
             raise KeyboardInterrupt
         self.asked = True
         if self._say is not None:
-            self._say("stopping after this iteration; asked again, at once.")
+            self._say("stopping; the last whole iteration is saved. Asked again: at once, without saving.")
+        if self._may_break_off:
+            raise _Asked
 
 
 @contextmanager

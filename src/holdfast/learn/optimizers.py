@@ -10,6 +10,8 @@ from torch.optim import Optimizer
 from holdfast.errors import ConfigError, ContractError
 from holdfast.policies import LSTMWrapper
 from holdfast.policies.actions import MultiCategorical
+from holdfast.saved import taken
+from holdfast.shapes import Tensor
 
 OptimizerName = Literal["adam", "adamw", "muon"]
 
@@ -46,6 +48,39 @@ class Several(Optimizer):
         for name, part in self.parts.items():
             part.load_state_dict(state_dict[name])
         self.param_groups = [group for part in self.parts.values() for group in part.param_groups]
+
+
+def moments_of(optimizer: Optimizer) -> dict[str, Any]:
+    """Say what an optimizer remembers of past gradients, part by part, weight by weight."""
+    return {name: part.state_dict()["state"] for name, part in _parts(optimizer).items()}
+
+
+def restore_moments(optimizer: Optimizer, saved: Any) -> None:
+    """Bring it back; what does not belong to these weights is refused before anything is changed."""
+    parts = _parts(optimizer)
+    for name, part in parts.items():
+        weights = [weight for group in part.param_groups for weight in group["params"]]
+        found = taken(saved, name, dict)
+        if not set(found) <= set(range(len(weights))):
+            raise ContractError(f"What was saved of {name} is of more than its {len(weights)} weights.")
+        for number, told in found.items():
+            for key in taken(found, number, dict):
+                about = taken(told, key, Tensor)
+                if about.shape not in (weights[number].shape, torch.Size([])):
+                    raise ContractError(
+                        f"What was saved of {name} as {key!r} of weight {number} is {list(about.shape)}; the "
+                        f"weight is {list(weights[number].shape)}."
+                    )
+    whole = {
+        name: {"state": saved[name], "param_groups": part.state_dict()["param_groups"]}
+        for name, part in parts.items()
+    }
+    # As one where it is several: its groups are those of its parts.
+    optimizer.load_state_dict(whole if isinstance(optimizer, Several) else next(iter(whole.values())))
+
+
+def _parts(optimizer: Optimizer) -> dict[str, Optimizer]:
+    return optimizer.parts if isinstance(optimizer, Several) else {type(optimizer).__name__: optimizer}
 
 
 def make_optimizer(

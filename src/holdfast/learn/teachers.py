@@ -11,7 +11,7 @@ from holdfast.experience import Segments
 from holdfast.experience.segments import READ
 from holdfast.learn.teaching import anneal_teacher
 from holdfast.policies import LSTMWrapper
-from holdfast.shapes import Float, Int, Tensor
+from holdfast.shapes import Bool, Float, Int, Tensor
 from holdfast.trainer_knobs import Teacher
 from holdfast.worlds import WorldSpec
 
@@ -75,6 +75,11 @@ class Lesson:
             for part in (0, 1)
         )
         return Heard(self.name, told, values, weight * self.knobs.action, weight * self.knobs.value)
+
+    def forget(self, who: Bool[Tensor, " A"]) -> None:
+        """Let the teacher forget some agents, who begin anew."""
+        for start, length in self._slices.items():
+            self.policy.store.reset_slice(start, who[start : start + length])
 
     def _answer(self, steps: TensorDictBase, start: int) -> tuple[Tensor, Tensor]:
         td = steps.select(*READ)

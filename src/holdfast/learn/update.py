@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -20,13 +20,14 @@ from holdfast.experience import (
 from holdfast.learn import losses, stale
 from holdfast.learn.faults import Fault
 from holdfast.learn.objective import Judged, loss_of
-from holdfast.learn.optimizers import make_optimizer
+from holdfast.learn.optimizers import make_optimizer, moments_of, restore_moments
 from holdfast.learn.replay import replay
 from holdfast.learn.reports import Reports, joined
 from holdfast.learn.targets import Targets, normalised, renew_tails, targets_of
 from holdfast.learn.teachers import Heard
 from holdfast.learn.weights import clip_weights, initial_bounds
 from holdfast.policies import LSTMWrapper
+from holdfast.saved import taken, tensor_like
 from holdfast.shapes import Float, Int, Tensor
 from holdfast.trainer_knobs import Optimizer, Trainer
 
@@ -129,6 +130,19 @@ class Learner:
         elif knobs.stale == "burn_in":
             stale.warm_live(self.policy, collector.coming_lead, at_once=self._rows(knobs))
         return found
+
+    def state(self) -> dict[str, Any]:
+        """Say what the optimizer remembers, and how the weights were at the start."""
+        anchors = dict(enumerate(self.anchors))
+        return {"moments": moments_of(self.optimizer), "anchors": anchors, "bounds": self.bounds}
+
+    def restore(self, saved: Any) -> None:
+        """Go on from there."""
+        anchors = taken(saved, "anchors", dict)
+        anchors = [tensor_like(anchors, number, weight) for number, weight in enumerate(self.anchors)]
+        bounds = {name: taken(taken(saved, "bounds", dict), name, float) for name in self.bounds}
+        restore_moments(self.optimizer, taken(saved, "moments", dict))
+        self.anchors, self.bounds = anchors, bounds
 
     def _set_options(self, knobs: Optimizer) -> None:
         """Let the optimiser work with the numbers of this moment."""

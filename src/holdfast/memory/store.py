@@ -10,6 +10,7 @@ from tensordict import TensorDict
 
 from holdfast.errors import ContractError
 from holdfast.memory.cell import Cell
+from holdfast.saved import taken, tensor_like
 from holdfast.shapes import Tensor
 
 
@@ -19,6 +20,10 @@ class Snapshot:
 
     slices: dict[int, int]
     tree: TensorDict
+
+    def as_tree(self) -> dict[str, Any]:
+        """Write it as a plain tree, to be saved."""
+        return {"slices": self.slices, "leaves": {str(key): leaf for key, leaf in self.tree.items()}}
 
 
 @final
@@ -137,6 +142,17 @@ class LiveStore:
     def snapshot(self) -> Snapshot:
         """Copy all live memories."""
         return Snapshot(dict(self._slices), self._tree.clone())
+
+    def restore_tree(self, saved: Any) -> None:
+        """Bring back memories from what was saved of a snapshot."""
+        slices, leaves = taken(saved, "slices", dict), taken(saved, "leaves", dict)
+        if set(leaves) != set(self.leaves):
+            raise ContractError(f"What was saved remembers {sorted(leaves)}, this memory {self.leaves}.")
+        if slices != self._slices:
+            raise ContractError(f"What was saved has slices {slices}; {self._tell_slices()}.")
+        mine = self._cell.initial(agents := len(self._tree))
+        tree = {name: tensor_like(leaves, name, mine.get(name)) for name in self.leaves}
+        self.restore(Snapshot(slices, TensorDict(tree, batch_size=[agents])))
 
     def restore(self, snapshot: Snapshot) -> None:
         """Bring back copied memories; declared slices must be the same ones."""

@@ -104,7 +104,7 @@ class Held:
         device: torch.device | None = None,
         readers: dict[str, Callable[[], int]] | None = None,
     ) -> None:
-        self._total, self._device = total_steps, device
+        self._begun, self._total, self._device = 0, total_steps, device
         self._on_gpu = device is not None and device.type == "cuda"
         self._readers = {"process": process_bytes} if readers is None else readers
         if self._on_gpu and readers is None:
@@ -113,9 +113,13 @@ class Held:
         self._parts: dict[str, list[int]] = {"buffer": [], "state": [], "graph": []}
         self._told = False
 
+    def begin(self, global_step: int) -> None:
+        """Count from a step on: before it, another process had the memory."""
+        self._begun = global_step
+
     def take(self, *, buffer: int, state: int, graph: int | None, global_step: int) -> dict[str, int | float]:
         """Read memory once an iteration, and tell it beside what was counted; none: no graph was yet."""
-        warm = global_step >= WARM * self._total
+        warm = global_step - self._begun >= WARM * (self._total - self._begun)
         for name, size in (("buffer", buffer), ("state", state), ("graph", graph or 0)):
             # The last before the run was warm, and the latest.
             self._parts[name] = [*(self._parts[name][:1] if warm else ()), size]

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
@@ -13,7 +14,8 @@ from holdfast.monitor.held import Held, bytes_of, counting_graph
 from holdfast.monitor.remembered import remembered
 from holdfast.monitor.resets import Resets
 from holdfast.policies import LSTMWrapper
-from holdfast.shapes import Tensor
+from holdfast.saved import taken
+from holdfast.shapes import Bool, Tensor
 from holdfast.values import due
 from holdfast.worlds import Step
 
@@ -75,6 +77,20 @@ class Observer:
         }
         self._looked = {}
         return found
+
+    def state(self) -> dict[str, Any]:
+        """Say what was seen and is not told yet."""
+        return {"resets": self._resets.state(), "graph": self._graph}
+
+    def restore(self, saved: Any, global_step: int) -> None:
+        """Go on from there; how memory grows is a matter of this process, from this step on."""
+        self._resets.restore(taken(saved, "resets", dict))
+        self._graph = None if saved["graph"] is None else taken(saved, "graph", int)
+        self._held.begin(global_step)
+
+    def forget(self, who: Bool[Tensor, " A"]) -> None:
+        """Let some begin anew."""
+        self._resets.forget(who)
 
     def alarm(self) -> str:
         """Say in one line if memory grows; otherwise nothing."""

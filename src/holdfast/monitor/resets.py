@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -9,8 +10,11 @@ from holdfast.errors import ContractError
 from holdfast.memory import Cell
 from holdfast.monitor.cells import Heard, hearing, readers_of, remembers
 from holdfast.policies import LSTMWrapper
-from holdfast.shapes import Int, Tensor
+from holdfast.saved import taken, tensor_like
+from holdfast.shapes import Bool, Int, Tensor
 from holdfast.worlds import Step
+
+STANDING = ("owed", "lived", "valid")
 
 
 class Resets:
@@ -78,6 +82,38 @@ class Resets:
         made, missing, unasked = self._counts.tolist()
         self._counts.zero_()
         return {"memory/resets": made if missing else made + unasked, "memory/resets_due": made + missing}
+
+    def state(self) -> dict[str, Any]:
+        """Say who is owed a clear, and what of the last step is not compared yet."""
+        nobody = torch.zeros_like(self._owed)
+        return {
+            "owed": self._owed,
+            "lived": self._lived,
+            "valid": self._valid,
+            "age": self.age,
+            "counts": self._counts,
+            "due": self._due,
+            "cleared": [self._cleared.get(memory, nobody) for memory in self._memories],
+        }
+
+    def restore(self, saved: Any) -> None:
+        """Go on from there: who is in the middle of an episode is owed nothing."""
+        self._owed, self._lived, self._valid = (tensor_like(saved, key, self._owed) for key in STANDING)
+        self.age, self._counts = (
+            tensor_like(saved, "age", self.age),
+            tensor_like(saved, "counts", self._counts),
+        )
+        open_step = isinstance(saved["due"], Tensor)
+        self._due = tensor_like(saved, "due", self._owed) if open_step else None
+        cleared = dict(enumerate(taken(saved, "cleared", list)))
+        self._cleared = {
+            memory: tensor_like(cleared, number, self._owed) for number, memory in enumerate(self._memories)
+        }
+
+    def forget(self, who: Bool[Tensor, " A"]) -> None:
+        """Owe a clear to some who begin anew, in the middle of an episode as they are."""
+        self._owed, self._lived = self._owed | who, self._lived & ~who
+        self.age = torch.where(who, 0, self.age)
 
     def _heard(self, cell: Cell, call: Heard) -> None:
         if not self._policy.store.is_living:

@@ -26,10 +26,11 @@ class RunConsole:
         *,
         title: Mapping[str, str] | None = None,
         horizon: int = 0,
+        begun: int = 0,
     ) -> None:
         self.console = console or Console(highlight=False, soft_wrap=True, emoji=False)
         self.total = iterations
-        self._board = Dashboard(iterations, title or {}, horizon)
+        self._board = Dashboard(iterations, title or {}, horizon, begun=begun)
         self._started = self._last_line = time.perf_counter()
         self._worked = time.process_time()
         self._alarmed = set[str]()
@@ -101,5 +102,5 @@ class RunConsole:
         if "charts/episodic_return" in metrics:
             told.append(f"return {metrics['charts/episodic_return']:.3f}")
         told += [str(cell) for cell in memory_cells(metrics, self._board.horizon)]
-        told.append(f"{self._board.elapsed / done * (self.total - done):.0f} s left")
+        told.append(f"{self._board.left:.0f} s left")
         return " · ".join(told)

@@ -52,6 +52,8 @@ class Dashboard:
     elapsed: float = 0.0
     cpu: float | None = None
     """Processor time over time, of this process."""
+    begun: int = 0
+    """How many iterations were lived before, if the run goes on."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
         width = min(options.max_width, WIDEST)
@@ -95,13 +97,18 @@ class Dashboard:
         done, steps = int(self.metrics.get("iteration", 0)), self.metrics.get("global_step", 0)
         if not done:
             return [Cell(f"iteration 0 of {self.iterations:,}"), Cell("the first one is on its way")]
-        left = self.elapsed / done * (self.iterations - done)
         return [
             Cell(f"{steps:,.0f} of {steps / done * self.iterations:,.0f} steps"),
             Cell(f"{self.metrics.get('charts/SPS', 0):,.0f} steps/s"),
             Cell(f"{clock(self.elapsed)} gone"),
-            Cell(f"{clock(left)} left"),
+            Cell(f"{clock(self.left)} left"),
         ]
+
+    @property
+    def left(self) -> float:
+        """How many seconds are left, by how long iterations took so far."""
+        done = int(self.metrics["iteration"])
+        return self.elapsed / max(1, done - self.begun) * (self.iterations - done)
 
     def _columns(self, width: int) -> RenderableType:
         """Lay the groups side by side, as many as there is room for."""

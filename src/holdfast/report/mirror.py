@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+import uuid
 import warnings
 from collections.abc import Callable
 from importlib import import_module
@@ -28,6 +29,11 @@ def open_tensorboard(told: dict[str, Any]) -> Open:
     event = import_module("tensorboard.compat.proto.event_pb2").Event
     summary = import_module("tensorboard.compat.proto.summary_pb2").Summary
     writer = EventFileWriter(str(Path(told["folder"]) / "tensorboard"), flush_secs=5)
+    if told["begun"] is not None:
+        # What was told of steps after this one is told again, and the first telling does not count.
+        log = import_module("tensorboard.compat.proto.event_pb2").SessionLog
+        start = log(status=log.START)
+        writer.add_event(event(wall_time=time.time(), step=told["begun"] + 1, session_log=start))
 
     def write(step: int, numbers: dict[str, float]) -> None:
         values = [summary.Value(tag=name, simple_value=number) for name, number in numbers.items()]
@@ -56,8 +62,18 @@ def open_wandb(told: dict[str, Any]) -> Open:
         config=told["config"],
         mode=told["mode"],
         settings=settings,
+        id=_id_of(told["folder"]),
+        resume="allow",
     )
     return (lambda step, numbers: run.log(numbers, step=step)), run.finish
+
+
+def _id_of(folder: str) -> str:
+    """Name a run for good, so that one that goes on is the same."""
+    note = Path(folder) / "wandb.id"
+    if not note.exists():
+        note.write_text(uuid.uuid4().hex[:12])
+    return note.read_text().strip()
 
 
 def open_trackio(told: dict[str, Any]) -> Open:
@@ -68,6 +84,7 @@ def open_trackio(told: dict[str, Any]) -> Open:
         project="holdfast",
         name=told["run"],
         config=told["config"],
+        resume="allow",
         auto_log_cpu=False,
         auto_log_gpu=False,
         embed=False,

@@ -34,6 +34,15 @@ class Tell:
         self._horizon, self._trace, self._file = horizon, trace, file
         self._reach: int | None = None
 
+    @property
+    def reach(self) -> int | None:
+        """How far gradients reached when it was last measured; none: it was not yet."""
+        return self._reach
+
+    def restore(self, reach: int | None) -> None:
+        """Keep in mind how far gradients reached before a run was interrupted."""
+        self._reach = reach
+
     def rollout(self, segments: Segments, iteration: int) -> None:
         """Tell what the traced agent lived, and once how it is stored."""
         if self._trace is None:

@@ -46,11 +46,14 @@ class Asked:
     config: Mapping[str, Any]
     mode: str
     """As it was typed: wandb's `offline` or `online`, the others' `on`."""
+    begun: int | None = None
+    """The step after which a run goes on; none: it begins."""
 
     def line(self) -> bytes:
         """Write it as the mirror reads it."""
-        told = {"tracker": self.tracker, "folder": str(self.folder), "run": self.run}
-        return json.dumps(told | {"config": dict(self.config), "mode": self.mode}).encode() + b"\n"
+        told: dict[str, Any] = {"tracker": self.tracker, "folder": str(self.folder), "run": self.run}
+        told |= {"config": dict(self.config), "mode": self.mode, "begun": self.begun}
+        return json.dumps(told).encode() + b"\n"
 
     def environment(self) -> dict[str, str]:
         """Say where files go, and that nothing goes out."""
@@ -190,13 +193,14 @@ def open_trackers(
     wandb: Literal["off", "offline", "online"] = "off",
     tensorboard: Literal["off", "on"] = "off",
     trackio: Literal["off", "on"] = "off",
+    begun: int | None = None,
     say: Callable[[str], object] = print,
 ) -> Trackers:
     """Open the mirrors that are asked for, or refuse in one line before anything trains."""
     asked = {"tensorboard": tensorboard, "wandb": wandb, "trackio": trackio}
     require_trackers(**asked)
     mirrors = [
-        Mirror(Asked(tracker, folder.absolute(), run, config_json, mode))
+        Mirror(Asked(tracker, folder.absolute(), run, config_json, mode, begun))
         for tracker, mode in asked.items()
         if mode != "off"
     ]

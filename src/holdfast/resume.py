@@ -1,0 +1,98 @@
+"""Going on with a run that was interrupted: from its newest whole checkpoint, as if it had never been."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from holdfast.build import config_of, policy_config
+from holdfast.config import Config, change, keys_of
+from holdfast.errors import ConfigError
+from holdfast.keep import Checkpoint, RunFolder, described
+from holdfast.keep.folder import Say
+from holdfast.life import Life
+from holdfast.policies import LSTMWrapper
+from holdfast.report import lookup
+from holdfast.saved import taken
+from holdfast.worlds import draws
+
+FIXED = (
+    *("run", "runs_dir", "seed", "world.", "policy.", "memory."),
+    *("trainer.batch_size", "trainer.bptt_horizon", "trainer.stale", "trainer.burn_in"),
+    *("trainer.optimizer.name", "trainer.teachers"),
+)
+"""Keys, and beginnings of keys, on which what was saved depends."""
+FREE = ("world.vector", "policy.compile")
+"""Those among them on which it does not."""
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """A run that is to go on, and from where."""
+
+    folder: RunFolder
+    saved: Checkpoint
+    config: Config
+    notes: tuple[str, ...]
+    """What was found damaged on the way."""
+
+    @property
+    def to_build(self) -> Config:
+        """The config to build the policy by: a component graph as it was saved."""
+        return policy_config(self.saved, self.config)
+
+    @property
+    def world_seed(self) -> int:
+        """The seed of the world; one that cannot be put back must not live its first episodes again."""
+        if self.saved.has_world:
+            return self.config.seed
+        return draws.seed_of(self.config.seed, draws.STREAM_RESUMED, self.saved.iteration)
+
+    def go_on(self, life: Life, say: Say, command: str, policy: LSTMWrapper) -> None:
+        """Put everything back, then cut the files to where they were; whatever fails changes nothing."""
+        saved, folder = self.saved, self.folder
+        for note in self.notes:
+            say(note)
+        anew = life.restore(saved)
+        folder.reopen(described(self.config, policy), command)
+        folder.clean(saved)
+        folder.cut(taken(saved.trainer(), "files", dict), say)
+        say(
+            f"run {folder.path} goes on after iteration {saved.iteration:,} of {self.config.iterations:,}, "
+            f"step {life.global_step:,}, from {saved.path.name}"
+        )
+        changed = saved.not_exact(next(policy.parameters()).device)
+        if changed:
+            say(f"not bit-exact: {changed}.")
+        if anew is not None:
+            count = int(torch.count_nonzero(anew.who))
+            say(
+                f"{anew.why}: {count} of {len(anew.who)} agents begin a new episode, with their memories "
+                "cleared."
+            )
+
+
+def find_resumed(path: Path, overrides: Mapping[str, Any]) -> Resumed:
+    """Find out from where a run can go on, and by which config."""
+    folder, notes = RunFolder(path), list[str]()
+    if not path.is_dir():
+        raise ConfigError(f"--resume {path}: there is no such folder; give a run's, for example runs/NAME.")
+    saved = folder.newest(notes.append)
+    saved.require_trainer()
+    before = config_of(saved)
+    config = change(before, overrides)
+    for key in keys_of(before.world.name):
+        was, now = lookup(before, key), lookup(config, key)
+        if was != now and key.startswith(FIXED) and key not in FREE:
+            raise ConfigError(
+                f"{key}={now} cannot be changed in a run that goes on: it is {was}. Leave it out, or begin a "
+                "new run."
+            )
+    if config.iterations < saved.iteration:
+        raise ConfigError(
+            f"trainer.total_timesteps={config.trainer.total_timesteps} is less than {path} has lived: "
+            f"{saved.iteration * config.trainer.batch_size:,}; give more."
+        )
+    return Resumed(folder, saved, config, tuple(notes))

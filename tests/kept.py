@@ -1,0 +1,83 @@
+"""Runs and checkpoints small enough to be written, spoilt and gone on with many times in a test."""
+
+import json
+
+import torch
+
+import holdfast
+from holdfast.keep.packed import unpack
+from holdfast.report import METRICS
+
+TINY = {
+    "world.agents": 8,
+    "world.delay": "2..5",
+    "trainer.bptt_horizon": 4,
+    "trainer.batch_size": 64,
+    "trainer.minibatch_size": 32,
+    "trainer.total_timesteps": 384,
+    "trainer.eval_episodes": 10,
+    "trainer.checkpoint_interval": 2,
+    "policy.hidden_size": 4,
+    "policy.num_layers": 1,
+}
+FILES = ("model", "trainer_state", "live_memories", "world_state")
+OF_THE_CLOCK = ("seconds", "files")
+"""What two equal runs may differ in: how long they took, and so how long those numbers are."""
+
+
+def run(folder, name="x", recipe="recall", **keys):
+    keys = {key.replace("__", "."): value for key, value in keys.items()}
+    return holdfast.train(recipe, {**TINY, "runs_dir": str(folder), "run": name, **keys})
+
+
+def words(folder, name="x", **keys):
+    keys = {**TINY, "runs_dir": folder, "run": name, **{k.replace("__", "."): v for k, v in keys.items()}}
+    return ["train", "recall", *(f"{key}={value}" for key, value in keys.items())]
+
+
+def lines_of(folder):
+    """The numbers of a run, but for times."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [
+        {name: number for name, number in line.items() if METRICS[name.partition("@")[0]].kind != "time"}
+        for line in lines
+    ]
+
+
+def differences(one, other, where=""):
+    """Name where two saved trees are not equal bit for bit."""
+    if isinstance(one, torch.Tensor):
+        equal = isinstance(other, torch.Tensor) and one.dtype == other.dtype and torch.equal(one, other)
+        return [] if equal else [where]
+    if isinstance(one, dict):
+        if one.keys() != other.keys():
+            return [f"{where}: {sorted(map(str, one.keys() ^ other.keys()))}"]
+        parts = [key for key in one if key not in OF_THE_CLOCK]
+        return [name for key in parts for name in differences(one[key], other[key], f"{where}/{key}")]
+    if isinstance(one, list | tuple):
+        if len(one) != len(other):
+            return [where]
+        return [
+            name
+            for number, (a, b) in enumerate(zip(one, other, strict=True))
+            for name in differences(a, b, f"{where}/{number}")
+        ]
+    return [] if one == other else [where]
+
+
+def apart(one, other):
+    """Name all in which the ends of two runs differ: weights, trainer state, memories, worlds, metrics."""
+    latest = [folder / "checkpoints" / "latest" for folder in (one, other)]
+    assert latest[0].resolve().name == latest[1].resolve().name
+    found = []
+    for file in FILES:
+        paths = [path / f"{file}.safetensors" for path in latest]
+        assert paths[0].exists() == paths[1].exists()
+        if not paths[0].exists():
+            continue
+        if file == "model":
+            found += ["model"] if paths[0].read_bytes() != paths[1].read_bytes() else []
+        else:
+            found += [f"{file}{name}" for name in differences(*map(unpack, paths))]
+    lines = [lines_of(folder) for folder in (one, other)]
+    return found + ([] if lines[0] == lines[1] else ["metrics.jsonl"])

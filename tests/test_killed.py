@@ -1,0 +1,99 @@
+"""Runs in processes of their own that are killed at any moment, and go on as if they had not been."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from kept import apart, lines_of, words
+
+ROOT = Path(__file__).parents[1]
+LONG = {"trainer__total_timesteps": 64 * 60, "trainer__checkpoint_interval": 1, "policy__hidden_size": 64}
+"""A checkpoint after every iteration: much of the time one is being written."""
+
+
+def start(folder, given):
+    return subprocess.Popen(
+        [sys.executable, "-c", "import sys; from holdfast.cli import main; sys.exit(main())", *given],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+
+
+def lived(folder):
+    file = folder / "metrics.jsonl"
+    return file.read_bytes().count(b"\n") if file.exists() else 0
+
+
+def strike(process, folder, number, chance):
+    """Wait until it lives on, and then some; say how long it took to end."""
+    before, patience = lived(folder), time.monotonic() + 120
+    while lived(folder) == before and process.poll() is None:
+        assert time.monotonic() < patience, "it never lived on"
+        time.sleep(0.002)
+    time.sleep(chance.random() * 0.25)
+    begun = time.monotonic()
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    return time.monotonic() - begun, out, err
+
+
+def kill_and_go_on(tmp_path, number, times, seed, **keys):
+    """Train in one go, and with interruptions; return the folders and what was seen on the way."""
+    keys, chance = {**LONG, **keys}, random.Random(seed)
+    whole = start(tmp_path, words(tmp_path, "whole", **keys))
+    out, err = whole.communicate(timeout=300)
+    assert whole.returncode == 0, out + err
+    given, seen, folder = words(tmp_path, "parts", **keys), [], tmp_path / "parts"
+    for _ in range(times):
+        process = start(tmp_path, given)
+        took, out, err = strike(process, folder, number, chance)
+        seen.append((process.returncode, took, out, err))
+        given = ["train", "--resume", str(folder)]
+    end = start(tmp_path, given)
+    out, err = end.communicate(timeout=300)
+    assert end.returncode == 0, out + err
+    assert err == ""
+    return tmp_path / "whole", folder, seen
+
+
+@pytest.mark.parametrize("times", [5, pytest.param(20, marks=pytest.mark.slow)])
+def test_killed_at_any_moment_a_run_ends_as_if_it_had_not_been(tmp_path, times):
+    whole, parts, seen = kill_and_go_on(tmp_path, signal.SIGKILL, times, seed=times)
+    assert apart(whole, parts) == []
+    assert [code for code, *_ in seen].count(-signal.SIGKILL) >= times - 1
+    assert not list((parts / "checkpoints").glob(".*"))
+
+
+@pytest.mark.parametrize("times", [2, pytest.param(10, marks=pytest.mark.slow)])
+def test_asked_to_end_at_any_moment_a_run_goes_on_where_it_was(tmp_path, times):
+    whole, parts, seen = kill_and_go_on(
+        tmp_path, signal.SIGTERM, times, seed=times, trainer__checkpoint_interval=0
+    )
+    assert apart(whole, parts) == []
+    for code, took, out, err in seen:
+        assert (code, err) == (1, "")
+        assert f"it goes on by: holdfast train --resume {parts}" in out
+        # Of what is promised, not of how fast this machine is.
+        assert took < 10
+
+
+def test_a_killed_run_loses_at_most_an_interval(tmp_path):
+    process = start(tmp_path, words(tmp_path, "x", **{**LONG, "trainer__checkpoint_interval": 3}))
+    while lived(tmp_path / "x") < 14:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.002)
+    process.kill()
+    process.communicate()
+    there = len(lines_of(tmp_path / "x"))
+    saved = max(int(path.name) for path in (tmp_path / "x" / "checkpoints").glob("[0-9]*"))
+    # And the one that was being written.
+    assert there - saved <= 2 * 3
