@@ -1,14 +1,17 @@
 """What worlds on tensors share: the clock, the checks, the flags, and the restart in the same step."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from holdfast.errors import ConfigError, ContractError
 from holdfast.shapes import Bool, Int, Shaped, Tensor, UInt8
 from holdfast.worlds import draws, tokens
-from holdfast.worlds.recorded import Recorded
+from holdfast.worlds.going_on import entry, misfit, require_same, tensor_of
+from holdfast.worlds.recorded import Recorded, tensors_of
 from holdfast.worlds.step import Feature, Step, WorldSpec, check_actions
 
 FULL = 255
@@ -89,6 +92,27 @@ class Embedded(ABC):
                 self._recorded = Recorded(self, self._advance, actions)
             self._recorded.load(self)
             return self._recorded.step(actions)
+
+    def state(self) -> dict[str, Any]:
+        """Give all tensors that are its own: draws need no more than the clock among them."""
+        if not self._begun:
+            raise ContractError("Call reset() before state().")
+        tensors = {name: each.clone() for name, each in tensors_of(self).items()}
+        return {"seed": self.seed, "tensors": tensors}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on where a world made with the same arguments was."""
+        require_same(state, "seed", self.seed)
+        kept, own = entry(state, "tensors", dict), tensors_of(self)
+        odd = sorted(str(name) for name in kept.keys() - own.keys())
+        if odd:
+            raise misfit(f"{type(self).__name__} has no {odd[0]!r}")
+        tensors = {name: tensor_of(kept, name, each) for name, each in own.items()}
+        if self._recorded is None:
+            vars(self).update(tensors)
+        else:
+            self._recorded.put_back(self, tensors)
+        self._begun = True
 
     def _advance(self, actions: Int[Tensor, " A"]) -> Step:
         self._clock += 1

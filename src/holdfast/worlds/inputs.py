@@ -1,6 +1,8 @@
 """What an agent did and got, and that an episode begins, shown beside what its world shows."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,8 +11,9 @@ from tensordict import TensorDict
 
 from holdfast.errors import ConfigError, ContractError
 from holdfast.shapes import Bool, Float, Shaped, Tensor
+from holdfast.worlds.going_on import entry, put_back, state_of, tensor_of
 from holdfast.worlds.seen import Seen
-from holdfast.worlds.step import Step, World, WorldSpec
+from holdfast.worlds.step import Anew, Step, World, WorldSpec
 
 
 class WithInputs:
@@ -53,10 +56,46 @@ class WithInputs:
         """Let the world take the actions, and show them with what came of them."""
         if not len(self._action):
             raise ContractError("Call reset() before the first step().")
-        step, acted = self.world.step(actions), self._acted[:, None]
+        step = self.world.step(actions)
+        self._lie_on(step.reward.device)
+        acted = self._acted[:, None]
         action = torch.where(acted, self._as_numbers(actions), self._action)
         reward = torch.where(acted, step.reward[:, None], self._reward)
         return self._tell(step, action, reward)
+
+    def state(self) -> dict[str, Any] | None:
+        """Say where its world is, and what was shown beside it."""
+        world = state_of(self.world)
+        if world is None:
+            return None
+        if not len(self._action):
+            raise ContractError("Call reset() before state().")
+        own = {"action": self._action, "reward": self._reward, "acted": self._acted}
+        return {"world": world, **{name: each.clone() for name, each in own.items()}}
+
+    def restore(self, state: Mapping[str, Any]) -> Anew | None:
+        """Go on from there; who begins anew did nothing before."""
+        action = tensor_of(state, "action", torch.zeros(self.agents, len(self._low)))
+        reward = tensor_of(state, "reward", torch.zeros(self.agents, 1))
+        acted = tensor_of(state, "acted", torch.zeros(self.agents, dtype=torch.bool))
+        anew = put_back(self.world, entry(state, "world", dict))
+        self._action, self._reward, self._acted = action, reward, acted
+        if anew is None:
+            return None
+        self._lie_on(anew.who.device)
+        again = anew.who[:, None]
+        action, reward = torch.where(again, 0.0, self._action), torch.where(again, 0.0, self._reward)
+        acted = torch.where(anew.who, anew.step.valid, self._acted)
+        told = self._tell(anew.step, action, reward)
+        # What telling remembers is what everybody would see; only those who begin anew do.
+        self._action, self._reward, self._acted = action, reward, acted
+        return replace(anew, step=told)
+
+    def _lie_on(self, device: torch.device) -> None:
+        """Go to where the world speaks: a state may have been kept elsewhere."""
+        self._action, self._reward, self._acted = (
+            each.to(device) for each in (self._action, self._reward, self._acted)
+        )
 
     def _tell(self, step: Step, action: Float[Tensor, "A n"], reward: Float[Tensor, "A 1"]) -> Step:
         """Show what led here, but nothing where an episode begins; and remember it."""

@@ -1,16 +1,18 @@
 """Several worlds at once: each has its share of the agents, and all are seen through one spec."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from holdfast.errors import ConfigError, ContractError
 from holdfast.shapes import Shaped, Tensor, UInt8
 from holdfast.worlds import tokens
+from holdfast.worlds.going_on import entry, misfit, put_back, state_of, unread
 from holdfast.worlds.seen import Seen
-from holdfast.worlds.step import Closes, Feature, Step, World, WorldSpec, check_actions
+from holdfast.worlds.step import Anew, Closes, Feature, Step, World, WorldSpec, check_actions
 from holdfast.worlds.watched import Watched
 
 NOOP = "noop"
@@ -76,6 +78,32 @@ class Mixture:
                 for world, view, mine in zip(self._guarded, self._views, each, strict=True)
             ]
         )
+
+    def state(self) -> dict[str, Any]:
+        """Say where each of the worlds is; None of those that cannot."""
+        return {"parts": [state_of(world) for world in self._guarded]}
+
+    def restore(self, state: Mapping[str, Any]) -> Anew | None:
+        """Put the worlds back one by one."""
+        parts = entry(state, "parts", list)
+        if len(parts) != len(self._guarded):
+            raise misfit(f"it was kept of {len(parts)} worlds, and there are {len(self._guarded)}")
+        found = [put_back(*each) for each in zip(self._guarded, parts, strict=True)]
+        told = [anew for anew in found if anew is not None]
+        if not told:
+            return None
+        device = told[0].who.device
+        steps = [
+            unread(world.spec, world.agents, device) if anew is None else anew.step
+            for world, anew in zip(self._guarded, found, strict=True)
+        ]
+        who = [
+            torch.zeros(world.agents, dtype=torch.bool, device=device) if anew is None else anew.who
+            for world, anew in zip(self._guarded, found, strict=True)
+        ]
+        named = zip(self._guarded, found, strict=True)
+        why = "; ".join(f"{world.name}: {anew.why}" for world, anew in named if anew is not None)
+        return Anew(torch.cat(who), self._together(steps), why)
 
     def settle(self) -> None:
         """Raise if a step of one of the worlds was wrong."""

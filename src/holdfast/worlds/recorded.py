@@ -25,7 +25,7 @@ class Recorded:
 
     def __init__(self, world: Any, advance: Callable[[Tensor], Step], actions: Int[Tensor, " A"]) -> None:
         self._actions = torch.zeros_like(actions)
-        before = _tensors(world)
+        before = tensors_of(world)
         kept = {name: each.clone() for name, each in before.items()}
         self._places = self._find_places(world, advance, before)
         # Trying it moved the world on; it is put back where it was.
@@ -53,7 +53,7 @@ class Recorded:
             for _ in range(WARM_UPS):
                 advance(self._actions)
         torch.cuda.current_stream().wait_stream(aside)
-        after = _tensors(world)
+        after = tensors_of(world)
         if after.keys() != before.keys():
             new = ", ".join(sorted(after.keys() - before.keys()))
             raise ContractError(f"{type(world).__name__} makes {new} in a step; make it in __init__.")
@@ -74,6 +74,14 @@ class Recorded:
             if now is not place:
                 place.copy_(now)
                 vars(world)[name] = place
+
+    def put_back(self, world: Any, tensors: dict[str, Tensor]) -> None:
+        """Give the world other tensors; those that no step writes are read where they lay when recorded."""
+        for name, each in tensors.items():
+            if name in self._places:
+                vars(world)[name] = each
+            else:
+                vars(world)[name].copy_(each)
 
     def step(self, actions: Int[Tensor, " A"]) -> Step:
         """Take a step."""
@@ -116,5 +124,6 @@ def _parts(told: Step) -> dict[str, Tensor]:
     return {name: leaf for name, leaf in found.items() if leaf is not None}
 
 
-def _tensors(world: Any) -> dict[str, Tensor]:
+def tensors_of(world: Any) -> dict[str, Tensor]:
+    """List the tensors among a world's own attributes."""
     return {name: each for name, each in vars(world).items() if isinstance(each, Tensor)}

@@ -1,5 +1,6 @@
 """What the world says: the one clock of episodes, and the contract every world keeps."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -152,6 +153,34 @@ class Closes(Protocol):
 
     def close(self) -> None:
         """Let go of it."""
+        ...
+
+
+@dataclass(frozen=True)
+class Anew:
+    """Who could not be put back to where they were, and had to begin a new episode."""
+
+    who: Bool[Tensor, " A"]
+    step: Step
+    """What everybody sees; only the rows in `who` are read."""
+    why: str
+    """The reason, in words."""
+
+
+@runtime_checkable
+class Keeps(Protocol):
+    """A world that can say where it is, and be put back there."""
+
+    def state(self) -> dict[str, Any] | None:
+        """Give all that decides what comes next, as copies that do not change when the world goes on.
+
+        It is a plain tree: dicts with words as keys, lists, tensors, numpy arrays, numbers, words and None.
+        None in its place: this one cannot say where it is after all.
+        """
+        ...
+
+    def restore(self, state: Mapping[str, Any]) -> Anew | None:
+        """Go on from there, whatever was before; tell who had to begin anew instead. None: nobody."""
         ...
 
 

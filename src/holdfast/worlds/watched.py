@@ -1,6 +1,7 @@
 """A guard around a world: what it says must be what its spec says, and its flags must tell one story."""
 
 import traceback
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -9,9 +10,10 @@ import torch
 
 from holdfast.errors import ContractError, HoldfastError
 from holdfast.shapes import Bool, Shaped, Tensor
+from holdfast.worlds.going_on import entry, put_back, state_of, tensor_of
 from holdfast.worlds.kind import Kinds
 from holdfast.worlds.seen import Seen, choices_outside, leaves_of
-from holdfast.worlds.step import Step, World
+from holdfast.worlds.step import Anew, Step, World
 
 STORIES = {
     "reward": "got a reward that is not finite",
@@ -24,6 +26,15 @@ STORIES = {
     "no first": "acts on after its episode has ended: set first where the next one begins, valid=False until",
 }
 """What can be wrong with an agent's row."""
+NOTED = {
+    "over": torch.bool,
+    "acts": torch.bool,
+    "lives": torch.bool,
+    "wrong": torch.long,
+    "when": torch.long,
+}
+"""What is noted of every agent: is its episode over, does it act now, has it acted in this episode; what was
+wrong, and when."""
 
 
 @runtime_checkable
@@ -49,7 +60,6 @@ class Watched:
         self._first_agent = first_agent
         self._kinds = Kinds(world.spec, world.agents)
         self._steps = -1
-        # Whose episode is over, who acts now, who has acted in this episode; what was wrong, and when.
         self._over = self._acts = self._lives = self._wrong = self._when = torch.zeros(0)
 
     def reset(self) -> Step:
@@ -76,6 +86,31 @@ class Watched:
         """Take everybody's action."""
         self._steps += 1
         return self._looked_at(self._said(partial(self.world.step, actions)))
+
+    def state(self) -> dict[str, Any] | None:
+        """Say where the world is, and what was noted of everybody."""
+        world = state_of(self.world)
+        if world is None:
+            return None
+        if self._steps < 0:
+            raise self._error("call reset() before state()")
+        noted = {name: vars(self)[f"_{name}"].clone() for name in NOTED}
+        return {"world": world, "steps": self._steps, **noted}
+
+    def restore(self, state: Mapping[str, Any]) -> Anew | None:
+        """Put the world back, and guard it as if it had never stopped."""
+        steps = entry(state, "steps", int)
+        likes = {name: torch.zeros(self.agents, dtype=dtype) for name, dtype in NOTED.items()}
+        noted = {f"_{name}": tensor_of(state, name, like) for name, like in likes.items()}
+        anew = put_back(self.world, entry(state, "world", dict))
+        self._steps = steps
+        vars(self).update(noted)
+        if anew is not None:
+            self._lie_on(anew.who.device)
+            self._over = self._over & ~anew.who
+            self._acts = torch.where(anew.who, anew.step.valid, self._acts)
+            self._lives = torch.where(anew.who, anew.step.valid, self._lives)
+        return anew
 
     def settle(self) -> None:
         """Raise if a step before was wrong."""
@@ -116,6 +151,7 @@ class Watched:
 
     def _looked_at(self, step: Step) -> Step:
         """Note whose row is wrong; where looking costs nothing, tell it at once."""
+        self._lie_on(step.reward.device)
         ends = step.terminated | step.truncated
         over = self._over | ends
         rows = {
@@ -137,6 +173,11 @@ class Watched:
         if step.reward.device.type == "cpu":
             self.settle()
         return step
+
+    def _lie_on(self, device: torch.device) -> None:
+        """Go to where the world speaks: a state may have been kept elsewhere."""
+        if self._over.device != device:
+            vars(self).update({f"_{name}": vars(self)[f"_{name}"].to(device) for name in NOTED})
 
     def _error(self, story: str) -> ContractError:
         when = "reset()" if self._steps <= 0 else f"step {self._steps}"

@@ -25,12 +25,15 @@ MODES = {
 
 @dataclass(frozen=True)
 class Built:
-    """A vector environment, how it restarts, and the environments in it where they are known."""
+    """A vector environment, how it restarts, and what is known of the environments in it."""
 
     name: str
     env: VectorEnv[Any, Any, Any]
     mode: AutoresetMode
     numbered: tuple[Numbered, ...] = ()
+    """The environments, where they live in this process."""
+    ours: SyncVectorEnv | AsyncVectorEnv | None = None
+    """The vector environment if all in it are `Numbered`, which can be put back to where they were."""
 
 
 def build(
@@ -70,7 +73,7 @@ def _sync(found: Found, agents: int, mode: AutoresetMode) -> Built:
         env = SyncVectorEnv([lambda each=each: each for each in numbered], copy=False, autoreset_mode=mode)
     except Exception as error:
         raise ConfigError(f"{found.name}: its environments do not go together: {said(error)}") from error
-    return Built(found.name, env, mode, numbered)
+    return Built(found.name, env, mode, numbered, ours=env)
 
 
 def _async(found: Found, agents: int, mode: AutoresetMode) -> Built:
@@ -80,7 +83,7 @@ def _async(found: Found, agents: int, mode: AutoresetMode) -> Built:
         env = AsyncVectorEnv(makers, copy=False, autoreset_mode=mode)
     except Exception as error:
         raise ConfigError(f"{found.name} cannot live in processes: {said(error)}") from error
-    return Built(found.name, env, mode)
+    return Built(found.name, env, mode, ours=env)
 
 
 def _numbered(found: Found, agent: int) -> Numbered:

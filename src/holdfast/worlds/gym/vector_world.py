@@ -1,7 +1,9 @@
 """A vector environment as a world: the three ways to restart, made equal."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -11,12 +13,14 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from holdfast.errors import ContractError
 from holdfast.shapes import Shaped, Tensor
 from holdfast.worlds import draws
+from holdfast.worlds.going_on import entry, misfit, require_same, tensor_of
 from holdfast.worlds.gym.acts import Acts
 from holdfast.worlds.gym.build import Built
+from holdfast.worlds.gym.diary import require_diary
 from holdfast.worlds.gym.numbered import FaultError, said
 from holdfast.worlds.gym.sight import Sight
 from holdfast.worlds.seen import Seen, choose
-from holdfast.worlds.step import Step, WorldSpec, check_actions
+from holdfast.worlds.step import Anew, Step, WorldSpec, check_actions
 
 SEEDS = 1 << 31
 """Seeds below this are taken by every environment."""
@@ -35,6 +39,7 @@ class VectorWorld:
         self, built: Built, *, seed: int, device: str | torch.device, keep: Sequence[int] = ()
     ) -> None:
         self.name, self.env, self.mode, self._numbered = built.name, built.env, built.mode, built.numbered
+        self._ours = built.ours
         self.agents = self.env.num_envs
         self.device = torch.device(device)
         self._sight = Sight(self.env.single_observation_space, self.name, keep)
@@ -47,10 +52,7 @@ class VectorWorld:
             truncates="always",
             name=self.name,
         )
-        seeds = draws.below(SEEDS, seed, draws.STREAM_WORLD, torch.arange(self.agents), 0).tolist()
-        each = isinstance(self.env.unwrapped, SyncVectorEnv | AsyncVectorEnv)
-        # Those that somebody wrote by hand take one seed for all of their environments.
-        self._seed: Any = seeds if each else seeds[0]
+        self.seed = seed
         self._everyone = range(self.agents)
         self._nobody = torch.zeros(self.agents, dtype=torch.bool, device=self.device)
         self._ended = np.zeros(self.agents, np.bool_)
@@ -58,9 +60,16 @@ class VectorWorld:
 
     def reset(self) -> Step:
         """Start every agent's first episode, the same one each time."""
-        self._clock, self._ended = 0, np.zeros(self.agents, np.bool_)
+        self._clock = 0
+        return self._open()
+
+    def _open(self) -> Step:
+        """Start an episode of every agent, which seed and clock decide."""
+        seeds, self._ended = self._seeds(), np.zeros(self.agents, np.bool_)
+        each = isinstance(self.env.unwrapped, SyncVectorEnv | AsyncVectorEnv)
         with self._blaming():
-            obs, _ = self.env.reset(seed=self._seed)
+            # Those that somebody wrote by hand take one seed for all of their environments.
+            obs, _ = self.env.reset(seed=cast("Any", seeds if each else seeds[0]))
             seen = self._sight.read(obs, self._everyone)
         nobody = [np.zeros(self.agents, np.bool_) for _ in range(2)]
         return self._tell(seen, seen, np.zeros(self.agents, np.float32), *nobody, ~self._ended, ~self._ended)
@@ -89,6 +98,66 @@ class VectorWorld:
             if ended.any():
                 now, last = self._restarted(seen, info, ended)
         return self._tell(now, last, reward, terminated, truncated, ended, everybody)
+
+    def _seeds(self) -> list[int]:
+        agents = torch.arange(self.agents)
+        return draws.below(SEEDS, self.seed, draws.STREAM_WORLD, agents, max(self._clock, 0)).tolist()
+
+    def state(self) -> dict[str, Any]:
+        """Say where every environment is, by how it got there; ready-made ones cannot tell."""
+        if self._clock < 0:
+            raise ContractError("Call reset() before state().")
+        with self._blaming():
+            envs = None if self._ours is None else list(self._ours.call("tell_where"))
+        return {
+            "seed": self.seed,
+            "mode": self.mode.name,
+            "clock": self._clock,
+            "ended": torch.from_numpy(self._ended.copy()),
+            "envs": envs,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> Anew | None:
+        """Let every environment live its episode again; if it cannot, begin one that it has not lived."""
+        require_same(state, "seed", self.seed)
+        require_same(state, "mode", self.mode.name)
+        clock = entry(state, "clock", int)
+        ended = tensor_of(state, "ended", torch.zeros(self.agents, dtype=torch.bool)).numpy()
+        envs = self._told_of(state)
+        # Everything is fresh first: no reset is due anywhere, and every environment has a generator.
+        self._clock = 0
+        step = self._open()
+        self._clock = clock
+        if envs is None or self._ours is None:
+            return Anew(~self._nobody, self._open(), f"{self.name} cannot say where its environments are")
+        self._ended = ended
+        pasts = [{"episode": told, "otherwise": seed} for told, seed in zip(envs, self._seeds(), strict=True)]
+        with self._blaming():
+            self._ours.set_attr("past", pasts)
+            return self._who_began_anew(step, self._ours.call("live_again"))
+
+    def _told_of(self, state: Mapping[str, Any]) -> list[Any] | None:
+        """Take what the environments told; None where that is of no use here."""
+        envs = entry(state, "envs", object)
+        if envs is None or self._ours is None:
+            return None
+        if not isinstance(envs, list) or len(envs) != self.agents:
+            raise misfit(f"'envs' must be a list of {self.agents} environments")
+        for told in envs:
+            require_diary(told, self.env.single_action_space)
+        return envs
+
+    def _who_began_anew(self, step: Step, told: Sequence[tuple[str, Any]]) -> Anew | None:
+        rows = {agent: obs for agent, (why, obs) in enumerate(told) if why}
+        if not rows:
+            return None
+        agents = torch.tensor(list(rows))
+        obs, who = step.obs.clone(), self._nobody.clone()
+        obs[agents], who[agents] = cast("Any", self._sight.read_rows(rows).to(self.device)), True
+        self._ended[agents.numpy()] = False
+        reasons = Counter(why for why, _ in told if why)
+        why = "; ".join(f"{why} ({count} of {self.agents} agents)" for why, count in reasons.items())
+        return Anew(who, replace(step, obs=obs, last_obs=obs), f"{self.name}: {why}")
 
     def close(self) -> None:
         """Close the environments."""

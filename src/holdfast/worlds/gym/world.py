@@ -8,11 +8,12 @@ import torch
 from gymnasium.vector import VectorEnv
 
 from holdfast.shapes import Shaped, Tensor
+from holdfast.worlds.going_on import put_back, state_of
 from holdfast.worlds.gym.build import Autoreset, Vector, build
 from holdfast.worlds.gym.find import Wrap
 from holdfast.worlds.gym.vector_world import VectorWorld
 from holdfast.worlds.inputs import WithInputs
-from holdfast.worlds.step import Step, World
+from holdfast.worlds.step import Anew, Step, World
 
 
 class GymWorld:
@@ -67,6 +68,14 @@ class GymWorld:
     def step(self, actions: Shaped[Tensor, "A ..."]) -> Step:
         """Take an action an agent, `[A]` or `[A,n]`."""
         return self._world.step(actions)
+
+    def state(self) -> dict[str, Any] | None:
+        """Say where every environment is, by how it got there."""
+        return state_of(self._world)
+
+    def restore(self, state: Mapping[str, Any]) -> Anew | None:
+        """Let every environment live its episode again, up to where it was."""
+        return put_back(self._world, state)
 
     def close(self) -> None:
         """Close the environments."""

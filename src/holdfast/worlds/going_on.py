@@ -1,0 +1,153 @@
+"""Going on where a run was interrupted: a world says where it is, and is put back there."""
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from holdfast.errors import ContractError, HoldfastError
+from holdfast.shapes import Shaped, Tensor
+from holdfast.worlds.kind import Kinds
+from holdfast.worlds.seen import choose, nothing_seen
+from holdfast.worlds.step import Anew, Keeps, Step, World, WorldSpec
+
+T = TypeVar("T")
+PLAIN = (Tensor, np.ndarray, bool, int, float, str, type(None))
+"""What the leaves of a state are."""
+NOT_KEPT = "the world cannot say where it was: it has no state() and restore(state)"
+
+
+def state_of(world: World) -> dict[str, Any] | None:
+    """Say where a world is; None if it cannot."""
+    if not isinstance(world, Keeps):
+        return None
+    try:
+        state = world.state()
+    except HoldfastError:
+        raise
+    except Exception as error:
+        raise ContractError(f"{_name(world)}: state() failed with {_said(error)}.") from error
+    if state is not None:
+        _require_plain(state, f"{_name(world)}: state()")
+    return state
+
+
+def go_on(world: World, state: Mapping[str, Any] | None, pending: Step) -> tuple[Step, Anew | None]:
+    """Put a world back to where it was, and give the step that is to be answered next.
+
+    That is `pending`, the one that was told last and that nobody answered. Those who could not be put back
+    see their new episode in it instead: `first`, with nothing told of the one before.
+    """
+    fault, _ = Kinds(world.spec, world.agents).fault_of(pending)
+    if fault:
+        raise misfit(f"in the step that was not answered, {fault}")
+    anew = put_back(world, state)
+    if anew is None:
+        return pending, None
+    who, step = anew.who, anew.step
+    told = Step(
+        obs=choose(who, step.obs, pending.obs),
+        reward=torch.where(who, 0.0, pending.reward),
+        terminated=pending.terminated & ~who,
+        truncated=pending.truncated & ~who,
+        first=pending.first | who,
+        valid=torch.where(who, step.valid, pending.valid),
+        trial=pending.trial & ~who,
+        last_obs=pending.last_obs,
+    )
+    return told, anew
+
+
+def put_back(world: World, state: Mapping[str, Any] | None) -> Anew | None:
+    """Put a world back to where it was; one without a state begins anew. Tell who did, if anybody."""
+    if state is None:
+        step = world.reset()
+        return Anew(torch.ones_like(step.first), step, NOT_KEPT)
+    if not isinstance(world, Keeps):
+        raise misfit(f"there is one, but {_name(world)} has no state() and restore(state)")
+    try:
+        anew = world.restore(state)
+    except HoldfastError:
+        raise
+    except Exception as error:
+        raise misfit(f"restore() of {_name(world)} failed with {_said(error)}") from error
+    if anew is None:
+        return None
+    if not isinstance(anew, Anew):
+        raise ContractError(f"{_name(world)}: restore() gives {type(anew).__name__}, must be Anew or None.")
+    fault, _ = Kinds(world.spec, world.agents).fault_of(anew.step)
+    who = anew.who
+    if not fault and (who.shape != (world.agents,) or who.dtype != torch.bool):
+        fault = f"who is {list(who.shape)} {who.dtype}, must be [{world.agents}] torch.bool"
+    if fault:
+        raise ContractError(f"{_name(world)}: restore() tells who begins anew, but {fault}.")
+    return anew if bool(who.any()) else None
+
+
+def unread(spec: WorldSpec, agents: int, device: torch.device) -> Step:
+    """Make a step of which nobody reads a row."""
+    nobody = torch.zeros(agents, dtype=torch.bool, device=device)
+    obs = nothing_seen(spec.sight, agents).to(device)
+    last = obs if spec.truncates == "always" else None
+    return Step(obs, torch.zeros(agents, device=device), *[nobody] * 5, last_obs=last)
+
+
+def misfit(what: str) -> ContractError:
+    """Say that a state is not one of this world."""
+    return ContractError(
+        f"The state of a world does not fit: {what}. Go on in the world that it was kept of, made with the "
+        "same keys, or begin a new run."
+    )
+
+
+def entry(state: object, key: str, kind: type[T]) -> T:
+    """Read one entry of a state; one that is missing or of another kind is refused."""
+    if not isinstance(state, Mapping):
+        raise misfit(f"it is {type(state).__name__}, must be a dict with {key!r}")
+    if key not in state:
+        raise misfit(f"there is no {key!r}")
+    found = state[key]
+    if not isinstance(found, kind) or (isinstance(found, bool) and kind is int):
+        raise misfit(f"{key!r} is {type(found).__name__}, must be {kind.__name__}")
+    return found
+
+
+def require_same(state: Mapping[str, Any], key: str, now: int | str) -> None:
+    """Refuse a state that was kept of a world made otherwise."""
+    kept = entry(state, key, type(now))
+    if kept != now:
+        raise misfit(f"it was kept with {key}={kept}, and this world has {key}={now}")
+
+
+def tensor_of(state: Mapping[str, Any], key: str, like: Shaped[Tensor, "*shape"]) -> Shaped[Tensor, "*shape"]:
+    """Copy one tensor of a state to where `like` lies; another shape or kind of numbers is refused."""
+    found = entry(state, key, Tensor)
+    if found.shape != like.shape or found.dtype != like.dtype:
+        raise misfit(f"{key!r} is {list(found.shape)} {found.dtype}, must be {list(like.shape)} {like.dtype}")
+    return found.to(like.device, copy=True)
+
+
+def _require_plain(tree: object, place: str) -> None:
+    """Refuse a state that could not be written down without executing code to read it."""
+    if isinstance(tree, Mapping):
+        for key, each in tree.items():
+            if not isinstance(key, str):
+                raise ContractError(f"{place} has the key {key!r}; the keys of a state are words.")
+            _require_plain(each, f"{place}[{key!r}]")
+    elif isinstance(tree, list):
+        for number, each in enumerate(tree):
+            _require_plain(each, f"{place}[{number}]")
+    elif not isinstance(tree, PLAIN) or (isinstance(tree, np.ndarray) and tree.dtype.kind not in "biuf"):
+        raise ContractError(
+            f"{place} is {type(tree).__name__}; a state is made of dicts, lists, tensors, arrays of numbers, "
+            "numbers, words and None."
+        )
+
+
+def _name(world: World) -> str:
+    return world.spec.name or type(world).__name__
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"

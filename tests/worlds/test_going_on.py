@@ -1,0 +1,655 @@
+"""A world that is put back to where it was goes on as if it had never stopped, bit for bit."""
+
+import random
+from copy import deepcopy
+from dataclasses import fields, replace
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from test_embedded import SHORT, TRUNCATING
+
+from gym_envs import MODES, TERMINATED, TRUNCATED, Counting
+from holdfast.errors import ContractError
+from holdfast.worlds import WORLDS, Step, WorldSpec, closing_world, draws, make_world
+from holdfast.worlds.going_on import NOT_KEPT, go_on, put_back, state_of
+from holdfast.worlds.gym import GymWorld, diary
+from holdfast.worlds.inputs import WithInputs
+from holdfast.worlds.kind import flat_leaves
+from holdfast.worlds.mixture import Mixture
+from holdfast.worlds.step import Anew, Keeps
+from holdfast.worlds.watched import Watched, watched
+
+FEW = settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+PARTS = "recall delay=1 weight=2 + n_back length=6 + ragged"
+
+
+def some_actions(world, steps, seed=0):
+    dice = torch.Generator().manual_seed(seed)
+    space = world.spec.action
+    if isinstance(space, spaces.Box):
+        return list(2 * torch.rand(steps, world.agents, *space.shape, generator=dice) - 1)
+    if space is not None:
+        return [
+            torch.stack([torch.randint(int(n), (world.agents,), generator=dice) for n in space.nvec], 1)
+            for _ in range(steps)
+        ]
+    return list(torch.randint(len(world.spec.action_names), (steps, world.agents), generator=dice))
+
+
+def lived(world, actions):
+    return [world.step(each) for each in actions]
+
+
+def leaves(step):
+    found = {}
+    for field in fields(Step):
+        found |= (
+            flat_leaves(getattr(step, field.name), field.name)
+            if getattr(step, field.name) is not None
+            else {}
+        )
+    return found
+
+
+def same_step(one, other):
+    a, b = leaves(one), leaves(other)
+    return a.keys() == b.keys() and all(
+        a[key].dtype == b[key].dtype and torch.equal(a[key], b[key]) for key in a
+    )
+
+
+def same_steps(one, other):
+    return len(one) == len(other) and all(map(same_step, one, other))
+
+
+def same_tree(one, other):
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same_tree(one[key], other[key]) for key in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(same_tree, one, other))
+    if isinstance(one, torch.Tensor | np.ndarray):
+        return one.dtype == other.dtype and bool((one == other).all())
+    return type(one) is type(other) and one == other
+
+
+def inside(world):
+    return world.world if isinstance(world, Watched) else world
+
+
+def interrupted(make, before, after, seed=0):
+    """Live, say where, live on; and the same from there in another world: both lives, and who began anew."""
+    one, other = make(), make()
+    with closing_world(inside(one)), closing_world(inside(other)):
+        actions = some_actions(one, before + after, seed)
+        pending = one.reset()
+        for action in actions[:before]:
+            pending = one.step(action)
+        state = state_of(one)
+        kept, asked = deepcopy(state), deepcopy(pending)
+        whole = lived(one, actions[before:])
+        assert same_tree(state, kept), "the state changed when the world went on"
+        step, anew = go_on(other, kept, asked)
+        rest = lived(other, actions[before:])
+        assert same_tree(state, kept), "the state changed when another world went on from it"
+    return [pending, *whole], [step, *rest], anew
+
+
+def goes_on(make, before, after, seed=0):
+    whole, rest, anew = interrupted(make, before, after, seed)
+    return anew is None and same_steps(whole, rest)
+
+
+@pytest.mark.parametrize("name", sorted(WORLDS))
+@FEW
+@given(st.integers(-9, 9), st.integers(0, 25), st.booleans())
+def test_every_world_on_tensors_goes_on(name, seed, before, truncate):
+    options = {**SHORT[name], **({"truncate": truncate} if name in TRUNCATING else {})}
+    assert goes_on(lambda: make_world(name, agents=24, seed=seed, **options), before, 20, seed)
+    assert goes_on(lambda: watched(make_world(name, agents=24, seed=seed, **options)), before, 20, seed)
+
+
+@FEW
+@given(st.integers(-9, 9), st.integers(0, 25))
+def test_a_mixture_goes_on(seed, before):
+    assert goes_on(lambda: watched(make_world("mixture", agents=24, seed=seed, parts=PARTS)), before, 20)
+
+
+@pytest.mark.parametrize("name", sorted(WORLDS))
+def test_a_world_that_lived_elsewhere_goes_on_too(name):
+    one, other = (make_world(name, agents=24, **SHORT[name]) for _ in range(2))
+    actions = some_actions(one, 30)
+    one.reset()
+    lived(one, actions[:11])
+    state = state_of(one)
+    whole = lived(one, actions[11:])
+    other.reset()
+    told = lived(other, actions[::-1])
+    kept = deepcopy(told)
+    assert put_back(other, state) is None
+    assert same_steps(lived(other, actions[11:]), whole)
+    assert same_steps(told, kept)
+
+
+def cart_poles(**options):
+    return GymWorld(3, env="CartPole-v1", **{"seed": 4, **options})
+
+
+@pytest.mark.parametrize("mode", MODES)
+@FEW
+@given(st.integers(-9, 9), st.integers(0, 60), st.sampled_from(["CartPole-v1", "Acrobot-v1", "Pendulum-v1"]))
+def test_gymnasium_goes_on(mode, seed, before, env):
+    options = {"max_episode_steps": 11}
+    make = lambda: watched(GymWorld(2, env=env, seed=seed, autoreset=mode, options=options))  # noqa: E731
+    assert goes_on(make, before, 40, seed)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("before", [0, 9, 10, 11, 12, 30])
+def test_it_goes_on_from_any_moment_around_an_end(mode, before):
+    def make():
+        return cart_poles(autoreset=mode, options={"max_episode_steps": 10})
+
+    whole, rest, anew = interrupted(make, before, 25)
+    assert anew is None
+    assert same_steps(whole, rest)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("ways", [("async", "async"), ("sync", "async"), ("async", "sync")])
+def test_environments_in_processes_go_on_and_may_move_in_and_out(mode, ways):
+    ways = iter(ways)
+    options = {"max_episode_steps": 10}
+    assert goes_on(lambda: cart_poles(vector=next(ways), autoreset=mode, options=options), 10, 15)
+
+
+def test_a_world_that_lived_elsewhere_goes_on_with_no_reset_due():
+    one, other = (cart_poles(autoreset="next_step", options={"max_episode_steps": 6}) for _ in range(2))
+    actions = some_actions(one, 30)
+    one.reset()
+    lived(one, actions[:9])
+    state = state_of(one)
+    other.reset()
+    assert not lived(other, actions[:6])[-1].valid.any()
+    assert put_back(other, state) is None
+    assert same_steps(lived(one, actions[9:]), lived(other, actions[9:]))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("vector", ["sync", "async"])
+def test_what_is_shown_beside_an_observation_goes_on(mode, vector):
+    shown = {"previous_action": True, "previous_reward": True, "tell_first": True}
+    shown |= {"autoreset": mode, "vector": vector, "options": {"max_episode_steps": 6}}
+    assert goes_on(lambda: watched(cart_poles(**shown)), 13, 9)
+
+
+@pytest.mark.parametrize("env", ["RepeatPreviousEasy", "CountRecallEasy", "NoisyPositionOnlyCartPoleEasy"])
+def test_popgym_goes_on(env):
+    pytest.importorskip("popgym")
+    for before in (7, 70):
+        assert goes_on(lambda: make_world(f"popgym:{env}", agents=2, seed=1), before, 120)
+
+
+class Own(gymnasium.Env):
+    """Draws at every step, shows a Dict, and takes several numbers, which it changes."""
+
+    observation_space = spaces.Dict(
+        {
+            "a": spaces.Box(-9, 9, (2,), np.float64),
+            "b": spaces.Tuple([spaces.Discrete(9), spaces.MultiBinary(3)]),
+        }
+    )
+    action_space = spaces.Box(-1, 1, (2,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.at, self.age = self.np_random.normal(size=2), 0
+        return self.show(), {}
+
+    def step(self, action):
+        self.at = np.clip(self.at + action + self.np_random.normal(size=2), -9, 9)
+        action[:] = 1e9
+        self.age += 1
+        return self.show(), float(self.at.sum()), bool(self.np_random.random() < 0.1), self.age == 12, {}
+
+    def show(self):
+        bits = (self.at > 0).tolist()
+        return {"a": self.at, "b": (self.age % 9, np.array([*bits, True], np.int8))}
+
+
+@FEW
+@given(st.sampled_from(MODES), st.integers(-9, 9), st.integers(0, 40))
+def test_trees_are_seen_and_arrays_taken_as_before(mode, seed, before):
+    assert goes_on(lambda: watched(GymWorld(3, env=Own, seed=seed, autoreset=mode)), before, 20, seed)
+
+
+class Hidden(Counting):
+    """As agent 1, shows something that its generator knows nothing of."""
+
+    def show(self, action):
+        shown = super().show(action)
+        if self.agent == 1:
+            shown[1] = random.random()
+        return shown
+
+
+def hidden(kind=Hidden, script=((50, TERMINATED),)):
+    agents = iter(range(3))
+    return lambda: kind(next(agents), script)
+
+
+def test_who_hides_its_randomness_begins_anew_alone():
+    whole, rest, anew = interrupted(lambda: watched(GymWorld(3, env=hidden())), 5, 4)
+    assert anew.who.tolist() == [False, True, False]
+    assert "another one: more decides it than seed and actions (1 of 3 agents)" in anew.why
+    step = rest[0]
+    assert step.first.tolist() == [False, True, False]
+    assert step.obs[1, 0] == 1000
+    assert (step.reward[1], step.reward[0]) == (0, whole[0].reward[0])
+    assert torch.equal(step.obs[::2], whole[0].obs[::2])
+    for one, other in zip(whole, rest, strict=True):
+        assert torch.equal(one.obs[::2], other.obs[::2])
+    assert [int(each.obs[1, 0]) for each in rest] == [1000, 1001, 1002, 1003, 1004]
+
+
+class Paid(Counting):
+    """Pays what its generator knows nothing of."""
+
+    def step(self, action):
+        obs, _, *rest = super().step(action)
+        return obs, random.random(), *rest
+
+
+class Fails(Counting):
+    """Remembers over worlds how often it was stepped, and cannot be stepped a seventh time."""
+
+    steps = 0
+
+    def step(self, action):
+        Fails.steps += 1
+        assert Fails.steps != 8, "no more"
+        return super().step(action)
+
+
+class Shorter(Counting):
+    """Its episodes are shorter when lived again."""
+
+    lengths = iter(())
+
+    def reset(self, *, seed=None, options=None):
+        self.script = ((next(Shorter.lengths, 3), TRUNCATED),)
+        return super().reset(seed=seed)
+
+
+@pytest.mark.parametrize(("kind", "told"), [(Paid, "is another one"), (Fails, "AssertionError: no more")])
+def test_a_reward_or_an_error_that_was_not_there_before_is_found_out(kind, told):
+    Fails.steps = 0
+    world = GymWorld(1, env=kind, options={"script": ((50, TERMINATED),)})
+    world.reset()
+    lived(world, some_actions(world, 5))
+    other = GymWorld(1, env=kind, options={"script": ((50, TERMINATED),)})
+    anew = put_back(other, state_of(world))
+    assert anew.who.all()
+    assert told in anew.why
+
+
+def test_an_episode_that_ends_earlier_is_another_one():
+    Shorter.lengths = iter([50])
+    world, other = (GymWorld(1, env=Shorter) for _ in range(2))
+    world.reset()
+    lived(world, some_actions(world, 5))
+    assert "ends earlier" in put_back(other, state_of(world)).why
+
+
+def test_an_episode_that_does_not_end_is_not_noted_for_ever(monkeypatch):
+    monkeypatch.setattr(diary, "LONGEST", 300)
+    make = lambda: GymWorld(2, env=Counting, options={"script": ((10**6, TERMINATED),)})  # noqa: E731
+    assert goes_on(make, 300, 3)
+    _, rest, anew = interrupted(make, 301, 3)
+    assert anew.who.all()
+    assert "more than" in anew.why
+    assert "(2 of 2 agents)" in anew.why
+    world = make()
+    world.reset()
+    lived(world, some_actions(world, 2000))
+    assert all(each["actions"] is None for each in state_of(world)["envs"])
+    assert rest[0].first.all()
+
+
+def test_who_begins_anew_begins_what_it_has_not_lived(monkeypatch):
+    monkeypatch.setattr(diary, "LONGEST", 2)
+    opened = [interrupted(cart_poles, before, 0)[1][0].obs for before in (0, 3, 4)]
+    assert not torch.equal(opened[0], opened[1])
+    assert not torch.equal(opened[1], opened[2])
+    assert torch.equal(interrupted(cart_poles, 3, 0)[1][0].obs, opened[1])
+    seeds = draws.below(1 << 31, 4, draws.STREAM_WORLD, torch.arange(3), 3).tolist()
+    alone = [gymnasium.make("CartPole-v1").reset(seed=seed)[0].tolist() for seed in seeds]
+    assert opened[1].tolist() == alone
+
+
+def ready():
+    poles = SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 3, autoreset_mode=AutoresetMode.NEXT_STEP)
+    return GymWorld(3, env=poles)
+
+
+@pytest.mark.parametrize("make", [lambda: cart_poles(vector="native"), ready])
+def test_ready_made_vector_environments_begin_anew_with_another_seed(make):
+    _, rest, anew = interrupted(lambda: watched(make()), 30, 20)
+    assert anew.who.all()
+    assert "cannot say where its environments are" in anew.why
+    first = make().reset()
+    assert rest[0].first.all()
+    assert rest[0].valid.all()
+    assert not torch.equal(rest[0].obs, first.obs)
+    again = interrupted(lambda: watched(make()), 30, 20)[1]
+    assert same_steps(rest, again)
+
+
+class Bare:
+    """A world that cannot say where it is: it counts, and agent 1 acts in every second row only."""
+
+    def __init__(self, agents=2):
+        self.agents, self.spec = agents, WorldSpec(obs_shape=(1,), action_names=("a", "b"), name="bare")
+
+    def reset(self):
+        self.clock = 0
+        return self.tell(torch.ones(self.agents, dtype=torch.bool))
+
+    def step(self, actions):
+        self.clock += 1
+        return self.tell(torch.zeros(self.agents, dtype=torch.bool))
+
+    def tell(self, first):
+        no = torch.zeros(self.agents, dtype=torch.bool)
+        obs = torch.full((self.agents, 1), float(self.clock))
+        return Step(obs, obs[:, 0].clone(), no, no, first, ~no, no)
+
+
+class Kept(Bare):
+    """The same, and it can."""
+
+    def state(self):
+        return {"clock": self.clock}
+
+    def restore(self, state):
+        self.clock = state["clock"]
+
+
+def test_a_world_of_your_own_goes_on_if_it_can():
+    assert isinstance(Kept(), Keeps)
+    assert goes_on(Kept, 3, 4)
+    assert goes_on(lambda: watched(Kept()), 3, 4)
+    for make in (Bare, lambda: watched(Bare()), lambda: inputs_of(Bare())):
+        world = make()
+        world.reset()
+        assert state_of(world) is None
+        _, rest, anew = interrupted(make, 3, 4)
+        assert (anew.why, anew.who.tolist()) == (NOT_KEPT, [True, True])
+        assert rest[0].first.all()
+        assert not rest[0].reward.any()
+
+
+def inputs_of(world):
+    return WithInputs(world, previous_action=True, previous_reward=True, tell_first=True)
+
+
+def test_in_a_mixture_only_those_begin_anew_whose_world_cannot():
+    whole, rest, anew = interrupted(lambda: watched(Mixture([Kept(), Bare(3)], ["kept", "bare"])), 5, 4)
+    assert anew.who.tolist() == [False, False, True, True, True]
+    assert anew.why == f"bare: {NOT_KEPT}"
+    assert rest[0].obs[:, 0].tolist() == [5, 5, 0, 0, 0]
+    assert rest[0].reward.tolist() == [5, 5, 0, 0, 0]
+    assert rest[0].first.tolist() == anew.who.tolist()
+    assert [step.obs[0, 0] for step in rest] == [step.obs[0, 0] for step in whole]
+
+
+class Ends(Kept):
+    """Puts nobody back but says in which row; before, agent 0 has just ended."""
+
+    def tell(self, first):
+        step = super().tell(first)
+        over = torch.tensor([self.clock == 3, False])
+        trial = torch.tensor([self.clock == 3, self.clock == 3])
+        return replace(step, terminated=over, valid=~over, trial=trial)
+
+    def restore(self, state):
+        self.clock = 9
+        who = torch.tensor([True, False])
+        return Anew(who, replace(super().tell(who), valid=torch.tensor([True, True])), "just so")
+
+
+def test_nothing_of_the_old_episode_is_told_to_who_begins_anew():
+    whole, rest, _ = interrupted(lambda: watched(Ends()), 3, 0)
+    before, step = whole[0], rest[0]
+    assert (before.terminated.tolist(), before.valid.tolist()) == ([True, False], [False, True])
+    assert step.terminated.tolist() == step.truncated.tolist() == [False, False]
+    assert (step.first.tolist(), step.valid.tolist()) == ([True, False], [True, True])
+    assert (step.trial.tolist(), step.reward.tolist()) == ([False, True], [0, 3])
+    assert step.obs[:, 0].tolist() == [9, 3]
+
+
+def test_the_guard_goes_on_guarding():
+    class Forgets(Kept):
+        """Does not tell that the next episode begins."""
+
+        def tell(self, first):
+            step = super().tell(first)
+            over = torch.tensor([self.clock == 3, False])
+            return replace(step, terminated=over, valid=~over)
+
+    for before in (3, 2):
+        one, other = watched(Forgets()), watched(Forgets())
+        pending = one.reset()
+        for action in some_actions(one, before):
+            pending = one.step(action)
+        go_on(other, state_of(one), pending)
+        with pytest.raises(ContractError, match="step 4: agent 0 acts on after its episode has ended"):
+            lived(other, some_actions(one, 2))
+
+
+def test_what_was_done_before_is_forgotten_by_who_begins_anew():
+    class Again(Kept):
+        def restore(self, state):
+            super().restore(state)
+            who = torch.tensor([True, False])
+            return Anew(who, self.tell(who), "just so")
+
+    whole, rest, _ = interrupted(lambda: inputs_of(Again()), 4, 2)
+    assert whole[0].obs["previous_reward"][:, 0].tolist() == [4, 4]
+    assert rest[0].obs["previous_reward"][:, 0].tolist() == [0, 4]
+    assert rest[0].obs["previous_action"].sum(1).tolist() == [0, 1]
+    assert rest[0].obs["first"][:, 0].tolist() == [1, 0]
+    assert same_steps(whole[1:], rest[1:])
+
+
+def changed(state, path, value):
+    """A copy of a state with one entry changed, or if the value is `...`, without it."""
+    state = deepcopy(state)
+    *way, last = path
+    inside = state
+    for key in way:
+        inside = inside[key]
+    if value is ...:
+        del inside[last]
+    else:
+        inside[last] = value
+    return state
+
+
+def recall(agents=4, **options):
+    return watched(make_world("recall", agents=agents, **options))
+
+
+def poles(agents=2, **options):
+    return GymWorld(agents, env="CartPole-v1", previous_action=True, **options)
+
+
+WRONG = [
+    (recall, ["world"], ..., "there is no 'world'"),
+    (recall, ["world"], 3, "'world' is int, must be dict"),
+    (recall, ["world", "seed"], 1, "kept with seed=1, and this world has seed=0"),
+    (recall, ["world", "tensors", "_cue"], ..., "there is no '_cue'"),
+    (recall, ["world", "tensors", "_more"], torch.zeros(4), "Recall has no '_more'"),
+    (
+        recall,
+        ["world", "tensors", "_cue"],
+        torch.zeros(5).long(),
+        r"'_cue' is \[5\] torch.int64, must be \[4\]",
+    ),
+    (
+        recall,
+        ["world", "tensors", "_cue"],
+        torch.zeros(4),
+        "'_cue' is .* torch.float32, must be .* torch.int64",
+    ),
+    (recall, ["world", "tensors", "_cue"], [0] * 4, "'_cue' is list, must be Tensor"),
+    (recall, ["over"], torch.zeros(4), "'over' is .* torch.float32, must be .* torch.bool"),
+    (recall, ["steps"], True, "'steps' is bool, must be int"),
+    (poles, ["action"], torch.zeros(2, 3), r"'action' is \[2, 3\]"),
+    (poles, ["world", "clock"], "3", "'clock' is str, must be int"),
+    (poles, ["world", "mode"], "NEXT_STEP", "kept with mode=NEXT_STEP, and this world has mode=SAME_STEP"),
+    (poles, ["world", "ended"], np.zeros(2, bool), "'ended' is ndarray, must be Tensor"),
+    (poles, ["world", "envs"], ..., "there is no 'envs'"),
+    (poles, ["world", "envs"], [], "a list of 2 environments"),
+    (poles, ["world", "envs", 0, "seen"], ..., "there is no 'seen'"),
+    (poles, ["world", "envs", 1, "over"], 1, "'over' of an environment is int"),
+    (poles, ["world", "envs", 1, "seed"], True, "'seed' of an environment is bool"),
+    (poles, ["world", "envs", 1], None, "it is NoneType, must be a dict"),
+    (poles, ["world", "envs", 1, "actions"], np.zeros(9, np.uint8), r"\[9\] uint8; one is 8 bytes"),
+    (poles, ["world", "envs", 1, "actions"], np.zeros(8), r"\[8\] float64; one is 8 bytes"),
+    (poles, ["world", "envs", 1, "actions"], np.zeros(8 * 100_001, np.uint8), r"one is 8 bytes"),
+]
+
+
+@pytest.mark.parametrize(("make", "path", "value", "told"), WRONG)
+def test_a_state_that_does_not_fit_is_refused_before_anything_is_changed(make, path, value, told):
+    world, other = make(), make()
+    pending = other.reset()
+    lived(other, some_actions(other, 3))
+    world.reset()
+    steps = lived(world, some_actions(world, 5))
+    before = state_of(world)
+    with pytest.raises(ContractError, match=f"^The state of a world does not fit: .*{told}"):
+        go_on(world, changed(state_of(other), path, value), pending)
+    assert same_tree(state_of(world), before)
+    assert steps
+
+
+@pytest.mark.parametrize("make", [recall, poles, lambda agents=4: make_world("mixture", agents, parts=PARTS)])
+def test_a_state_of_other_agents_is_refused(make):
+    world, other = make(), make(agents=6)
+    other.reset()
+    world.reset()
+    with pytest.raises(ContractError, match="does not fit"):
+        put_back(world, state_of(other))
+    with pytest.raises(ContractError, match=r"in the step that was not answered, .*\[6"):
+        go_on(world, state_of(world), other.reset())
+
+
+@pytest.mark.parametrize(
+    "path", [["before", "state"], ["before"], ["actions"], ["seed"], ["after", "state", "inc"]]
+)
+@pytest.mark.parametrize("vector", ["sync", "async"])
+def test_a_damaged_diary_costs_its_agent_the_episode_and_nothing_more(path, vector):
+    value = {"actions": np.arange(16, dtype=np.uint8), "seed": -7}.get(path[-1], {"state": "x"})
+    with closing_world(cart_poles(vector=vector)) as world:
+        world.reset()
+        lived(world, some_actions(world, 60))
+        anew = put_back(world, changed(state_of(world), ["envs", 2, *path], value))
+        assert anew.who.tolist() == [False, False, True]
+        lived(world, some_actions(world, 3))
+
+
+def test_a_state_is_plain():
+    class Odd(Kept):
+        def state(self):
+            return self.odd
+
+    world = Odd()
+    for odd, told in (
+        ({"a": [1, {2}]}, r"bare: state\(\)\['a'\]\[1\] is set; a state is made of dicts"),
+        ({"a": {3: 1}}, r"bare: state\(\)\['a'\] has the key 3"),
+        ({"a": np.array([object()])}, r"\['a'\] is ndarray"),
+    ):
+        world.odd = odd
+        with pytest.raises(ContractError, match=told):
+            state_of(world)
+    world.odd = {"a": [1 << 200, 1.5, True, "x", None, torch.zeros(2), np.zeros(2)]}
+    assert state_of(world) is world.odd
+
+
+def test_what_a_world_of_your_own_does_wrong_is_told():
+    class Breaks(Kept):
+        def restore(self, state):
+            return self.answer()
+
+    world = Breaks()
+    step = world.reset()
+    nobody = torch.zeros(2, dtype=torch.bool)
+    for answer, told in (
+        (lambda: {}["x"], r"restore\(\) of bare failed with KeyError: 'x'"),
+        (lambda: 3, r"bare: restore\(\) gives int, must be Anew or None"),
+        (
+            lambda: Anew(~nobody, replace(step, obs=torch.zeros(3, 1)), ""),
+            r"but obs is \[3, 1\], must be \[2, 1\]",
+        ),
+        (lambda: Anew(torch.ones(3, dtype=torch.bool), step, ""), r"who is \[3\] torch.bool, must be \[2\]"),
+    ):
+        world.answer = answer
+        with pytest.raises(ContractError, match=told):
+            put_back(world, {})
+    world.answer = lambda: Anew(nobody, step, "nobody")
+    assert put_back(world, {}) is None
+    world.state = lambda: 1 / 0
+    with pytest.raises(ContractError, match=r"bare: state\(\) failed with ZeroDivisionError"):
+        state_of(world)
+    with pytest.raises(ContractError, match=r"there is one, but bare has no state\(\) and restore"):
+        put_back(Bare(), {"clock": 1})
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: make_world("recall"), cart_poles, recall, poles, lambda: watched(Kept())]
+)
+def test_there_is_no_state_before_the_first_step_is_told(make):
+    with pytest.raises(ContractError, match=r"[Cc]all reset\(\) before state|state\(\) failed"):
+        state_of(make())
+
+
+def test_noted_faults_are_kept():
+    """On a GPU what is wrong is noted first and told later: also by who goes on."""
+    one, other = recall(), recall()
+    one.reset()
+    state = changed(state_of(one), ["wrong"], torch.tensor([0, 0, 1, 0]))
+    assert put_back(other, changed(state, ["when"], torch.tensor([-1, -1, 7, -1]))) is None
+    with pytest.raises(ContractError, match="step 7: agent 2 got a reward that is not finite"):
+        other.settle()
+    assert isinstance(other, Watched)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
+@pytest.mark.parametrize("name", sorted(WORLDS))
+@pytest.mark.parametrize("recorded", [False, True])
+def test_on_a_gpu_a_world_goes_on_recorded_or_not(name, recorded):
+    one, other = (watched(make_world(name, agents=48, device="cuda", **SHORT[name])) for _ in range(2))
+    actions = [each.cuda() for each in some_actions(one, 40)]
+    pending = one.reset()
+    for action in actions[:17]:
+        pending = one.step(action)
+    state = state_of(one)
+    whole = lived(one, actions[17:])
+    if recorded:
+        other.reset()
+        lived(other, actions[:5])
+    kept = {**state, "world": {**state["world"]}}
+    kept["world"]["tensors"] = {key: each.cpu() for key, each in state["world"]["tensors"].items()}
+    kept |= {key: each.cpu() for key, each in state.items() if isinstance(each, torch.Tensor)}
+    _, anew = go_on(other, kept, pending)
+    assert anew is None
+    del state
+    torch.cuda.empty_cache()
+    assert same_steps(lived(other, actions[17:]), whole)
