@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import torch
 
 import holdfast
@@ -62,6 +63,8 @@ def differences(one, other, where=""):
             for number, (a, b) in enumerate(zip(one, other, strict=True))
             for name in differences(a, b, f"{where}/{number}")
         ]
+    if isinstance(one, np.ndarray):
+        return [] if one.dtype == other.dtype and np.array_equal(one, other) else [where]
     return [] if one == other else [where]
 
 

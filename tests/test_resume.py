@@ -83,6 +83,7 @@ KINDS = {
     },
     "mixture": {"world": "mixture", "world.parts": "recall weight=3 + n_back", "world.agents": 8},
     "gym": {"world": "gym:test_resume:Sums"},
+    "processes": {"world": "gym:test_resume:Sums", "world.vector": "async", "world.agents": 4},
     "gym, inputs": {
         "world": "gym:test_resume:Sums",
         "world.previous_action": True,
@@ -152,7 +153,7 @@ MOMENTS = [
 ]
 
 
-@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_wherever_it_is_interrupted_and_however_often(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("runs")

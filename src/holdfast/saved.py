@@ -1,4 +1,4 @@
-"""What was saved must fit what is there now: each part is taken by name, with its kind and shape looked at."""
+"""What was saved must fit what is there now: each part is taken by name, its kind and shape looked at."""
 
 from collections.abc import Mapping
 from typing import Any, TypeVar

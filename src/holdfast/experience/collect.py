@@ -235,7 +235,9 @@ class Collector:
         pending = step_from(taken(saved, "pending", dict), self.pending)
         clock, agents = taken(saved, "clock", int), self.world.agents
         if clock != rollouts * self.length:
-            raise ContractError(f"Its clock is at {clock}; {rollouts} rollouts end at {rollouts * self.length}.")
+            raise ContractError(
+                f"Its clock is at {clock}; {rollouts} rollouts end at {rollouts * self.length}."
+            )
         self.episodes.restore(taken(saved, "episodes", dict))
         if self.lead and saved["lead"] is not None:
             kinds = self.policy.get_agent_experience_spec().select(*READ, "actions")

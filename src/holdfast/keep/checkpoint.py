@@ -6,14 +6,14 @@ import os
 import platform
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from holdfast.errors import ConfigError, ContractError
-from holdfast.keep.packed import DamagedError, pack, pack_weights, refuse_pickle, unpack
+from holdfast.keep.packed import DamagedError, on_host, pack, pack_weights, refuse_pickle, unpack
 from holdfast.saved import taken
 from holdfast.shapes import Tensor
 from holdfast.version import __version__
@@ -47,6 +47,11 @@ class Moment:
     def is_finite(self) -> bool:
         """Whether every weight is a number."""
         return all(bool(weight.isfinite().all()) for weight in self.weights.values())
+
+    def on_host(self) -> "Moment":
+        """Bring all of it to the host, where it can be written from any thread."""
+        parts = {name: on_host(getattr(self, name)) for name in ("weights", "trainer", "memories", "world")}
+        return replace(self, **parts)
 
 
 @dataclass(frozen=True)

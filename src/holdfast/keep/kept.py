@@ -44,6 +44,11 @@ class Kept:
         self.lost: OSError | None = None
         """Why the end could not be saved; none: it was, or there was nothing to save."""
 
+    @property
+    def is_writing(self) -> bool:
+        """Whether a checkpoint is being written beside the training."""
+        return self._under_way is not None and not self._under_way.done()
+
     def saw(self, moment: Moment, *, judged: bool = False) -> None:
         """Keep the end of an iteration in mind, and save it after every so many.
 
@@ -58,7 +63,8 @@ class Kept:
         if (due or better) and moment.is_finite:
             self._settle()
             self._saved = moment.iteration
-            self._under_way = self._writer.submit(self._write, moment)
+            # Copied from the GPU here: while a step is recorded there, no other thread may ask for anything.
+            self._under_way = self._writer.submit(self._write, moment.on_host())
 
     def at_last(self) -> str:
         """Save the last whole iteration whose weights are numbers, if it is not yet; say what was done."""
@@ -72,7 +78,8 @@ class Kept:
             spoilt = True
         self._writer.shutdown()
         if self.lost is not None:
-            return f"what was learnt could not be saved: {self.lost}"
+            before = "" if self.checkpoint is None else f" The last one is {self.checkpoint}."
+            return f"what was learnt could not be saved: {self.lost}{before}"
         if self.checkpoint is None:
             return "nothing is saved: there are no weights of a whole iteration that are numbers."
         if spoilt:

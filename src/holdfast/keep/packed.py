@@ -56,6 +56,17 @@ def copied(tree: Any) -> Any:
     return tree
 
 
+def on_host(tree: Any) -> Any:
+    """Bring every tensor of a tree to the host; those that are there stay as they are."""
+    if isinstance(tree, Tensor):
+        return tree.cpu()
+    if isinstance(tree, Mapping):
+        return {key: on_host(part) for key, part in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)([on_host(part) for part in tree])
+    return tree
+
+
 def refuse_pickle(file: Path) -> None:
     """Say of a file of pickled objects what it is, whatever its name."""
     with file.open("rb") as opened:

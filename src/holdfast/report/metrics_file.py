@@ -30,12 +30,19 @@ class MetricsFile:
         require_described(metrics)
         machine = {name for name in metrics if METRICS[name.partition("@")[0]].kind == "machine"}
         rest = {name: number for name, number in metrics.items() if name not in machine}
-        self._file.write(json.dumps(rest, allow_nan=False) + "\n")
+        self._append(self._file, rest)
         if machine:
             if self._machine is None:
                 self._machine = self._machine_path.open("a", buffering=1)
             told = {name: number for name, number in metrics.items() if name in machine or name in WHEN}
-            self._machine.write(json.dumps(told, allow_nan=False) + "\n")
+            self._append(self._machine, told)
+
+    def _append(self, file: TextIO, numbers: Mapping[str, int | float]) -> None:
+        line = json.dumps(numbers, allow_nan=False) + "\n"
+        try:
+            file.write(line)
+        except OSError as error:
+            raise OSError(f"Could not write {file.name}: {error.strerror or error}.") from error
 
     def close(self) -> None:
         """Close the files."""
