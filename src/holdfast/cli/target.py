@@ -52,6 +52,16 @@ def find_target(target: str, obs: str | None = None) -> Subject:
         return subject_of(_made(found, target), **options)
 
 
+def find_run(name: str) -> Path:
+    """Find a run's folder, or say why there is none."""
+    folder = Path(name)
+    if not folder.exists():
+        raise ConfigError(f"{name} does not exist; a run's folder is for example runs/NAME.")
+    if not (folder / "config.json").exists():
+        raise ConfigError(f"{name} is a folder without config.json, so it is no run.")
+    return folder
+
+
 def find_world(target: str, keys: Mapping[str, str], steps: int | None = None) -> WorldToCheck:
     """Say how the world is made that a target and the keys of `holdfast train` name."""
     name = target.removeprefix(WORLD)
