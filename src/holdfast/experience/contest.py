@@ -24,7 +24,7 @@ class Contest:
     theirs: tuple[Evaluation, Evaluation]
 
     @property
-    def leads(self) -> tuple[Float[Tensor, "places 1"], ...]:
+    def leads(self) -> tuple[Float[Tensor, "_ 1"], ...]:
         """By how much mine did better than theirs, on the mean of each place and round."""
         pairs = zip(self.mine, self.theirs, strict=True)
         return tuple(_per_place(one) - _per_place(other) for one, other in pairs)

@@ -27,7 +27,7 @@ class Score:
     iqm_ci95: Interval
 
 
-def score(samples: Sequence[Float[Tensor, "places together"]], seed: int = 0) -> Score:
+def score(samples: Sequence[Float[Tensor, "_ _"]], seed: int = 0) -> Score:
     """Sum up returns: one sample for each seed that was played, a row for those who lived together.
 
     The intervals are percentiles of the bootstrap. Each seed is drawn from itself (its number of episodes

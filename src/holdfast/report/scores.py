@@ -1,7 +1,7 @@
 """Evaluations in words: a table for people, and JSON for programs."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from rich.table import Column, Table
 from rich.text import Text
@@ -10,6 +10,7 @@ from holdfast.experience import Score
 from holdfast.worlds import WorldSpec
 
 
+@runtime_checkable
 class Scored(Protocol):
     """Episodes that were summed up."""
 
