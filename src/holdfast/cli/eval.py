@@ -192,13 +192,14 @@ def _show(told: Sequence[Result], run: _Run, asked: Asked, against: str | None) 
     world = " ".join([about["world"], *(f"{key}={value}" for key, value in run.keys.items())])
     played = told[0].episodes + (told[0].theirs.episodes if told[0].theirs else 0)
     how = "greedy" if asked.greedy else "sampled"
-    out.print(f"{run.folder} · {about['policy']} after {steps} steps · {world}", soft_wrap=True)
+    other = "" if against is None else f" · against {against}"
+    out.print(f"{run.folder} · {about['policy']} after {steps} steps · {world}{other}", soft_wrap=True)
     out.print(f"{played:,} {how} episodes from {asked.seeds} seeds", soft_wrap=True)
     if against is None:
         out.print(score_table("memory", [(each.memory, each) for each in told]))
     for each in told:
         if each.theirs is not None and each.lead is not None:
-            sides = [(f"{run.folder}, memory {each.memory}", each), (str(against), each.theirs)]
+            sides = [(f"this one, memory {each.memory}", each), ("the other", each.theirs)]
             out.print(score_table("policy", sides))
             out.print(lead_line(each.lead))
     if bests(run.spec):

@@ -39,7 +39,7 @@ def score_table(first: str, rows: Sequence[tuple[str, Scored]]) -> Table:
 def lead_line(lead: Score) -> str:
     """Say by how much one did better than the other, and whether chance explains it."""
     low, high = lead.mean_ci95
-    told = "the first is better" if low > 0 else "the other is better" if high < 0 else "chance explains it"
+    told = "this one is better" if low > 0 else "the other is better" if high < 0 else "chance explains it"
     return f"difference {lead.mean:+.3f}, from {low:+.3f} to {high:+.3f}: {told}"
 
 
