@@ -28,7 +28,13 @@ class Scored(Protocol):
 def score_table(first: str, rows: Sequence[tuple[str, Scored]]) -> Table:
     """Tabulate scores and mean lengths by what they are of."""
     numbers = ("return", "95 %", "middle half", "95 %", "length")
-    table = Table(first, *(Column(name, justify="right") for name in numbers), box=None, padding=(0, 3, 0, 0))
+    table = Table(
+        first,
+        *(Column(name, justify="right") for name in numbers),
+        box=None,
+        padding=(0, 3, 0, 0),
+        pad_edge=False,
+    )
     for name, row in rows:
         found = row.returns
         means = f"{found.mean:.3f}", _from_to(found.mean_ci95), f"{found.iqm:.3f}", _from_to(found.iqm_ci95)
