@@ -7,16 +7,25 @@ import torch
 from tensordict import TensorDict
 
 import holdfast
+from holdfast.cli import main
 from small import OnlySpec, make_small
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("annotations_asleep")]
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_default_recipe_learns_to_remember(tmp_path, seed):
+def test_the_default_recipe_learns_to_remember(tmp_path, capsys, seed):
     run = holdfast.train("recall", {"seed": seed, "run": "x", "runs_dir": str(tmp_path)})
     assert run.metrics["eval/return_mean"] >= 0.95
     assert run.metrics["eval/return_mean_memory_cleared"] <= 0.30
+    capsys.readouterr()
+    assert main(["eval", str(run.folder), "--episodes", "2000", "--memory", "all", "--json"]) == 0
+    found = {each["memory"]: each for each in json.loads(capsys.readouterr().out)}
+    assert found["intact"]["return_ci95"][0] >= 0.95
+    assert found["cleared"]["return_mean"] <= 0.30
+    assert found["shuffled"]["return_mean"] <= 0.35
+    assert {each["episodes"] for each in found.values()} == {2000}
+    assert {each["steps_trained"] for each in found.values()} == {run.metrics["global_step"]}
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from holdfast import subjects
 from holdfast.check import check, check_world
 from holdfast.errors import ConfigError, ContractError, HoldfastError
-from holdfast.experience import Evaluation, evaluate
+from holdfast.experience import Contest, Evaluation, compete, evaluate
 from holdfast.policies import (
     ComponentPolicy,
     Example,
@@ -22,6 +22,7 @@ from holdfast.worlds import Feature, Step, World, WorldSpec, make_world
 __all__ = [
     "ComponentPolicy",
     "ConfigError",
+    "Contest",
     "ContractError",
     "Evaluation",
     "Example",
@@ -40,6 +41,7 @@ __all__ = [
     "__version__",
     "check",
     "check_world",
+    "compete",
     "evaluate",
     "make_policy",
     "make_world",

@@ -63,11 +63,14 @@ def load_policy(folder: Path, device: torch.device, say: Say = warn) -> tuple[LS
 
     What is damaged is not used; `say` is told of it.
     """
-    saved = find_checkpoint(folder, say)
+    return policy_of(find_checkpoint(folder, say), device)
+
+
+def policy_of(saved: Checkpoint, device: torch.device) -> tuple[LSTMWrapper, Config]:
+    """Build the policy of a checkpoint, bound to the world it was trained in."""
     config = config_of(saved)
-    # As many agents as in the run: some worlds take no fewer.
+    # Eager: whoever wants it compiled does that. As many agents as in the run: some worlds take no fewer.
     with closing_world(build_world(config, device, agents=config.world.agents, seed=0)) as world:
-        # Eager: whoever wants it compiled does that.
         policy = build_policy(change(policy_config(saved, config), {"policy.compile": False}), world, device)
     load_weights(policy, saved.path / "model.safetensors")
     return policy, config

@@ -155,13 +155,13 @@ class Trainer(Knobs):
     keep_checkpoints: Count = Field(
         default=3, ge=0, description="how many checkpoints are kept, the best beside them; 0: all"
     )
-    eval_interval: Count = Field(
-        default=0, ge=0, description="iterations between evaluations; 0: only at the end"
-    )
     clip_range: float = Field(
         default=0.0, ge=0, description="weights stay below this many times the largest at the start; 0: off"
     )
-    eval_episodes: Count = Field(default=2000, ge=1, description="episodes of the final evaluation")
+    eval_episodes: Count = Field(default=2000, ge=1, description="episodes of each evaluation")
+    eval_interval: Count = Field(
+        default=0, ge=0, description="iterations between evaluations; 0: only at the end"
+    )
     eval_worlds: Parts = Field(
         default=(), description="other worlds to evaluate on, too: 'recall delay=16 + recall delay=32'"
     )

@@ -10,6 +10,7 @@ from tensordict import TensorDict
 from torch import nn
 
 from holdfast.experience import Collector, as_batch, evaluate
+from holdfast.experience.minds import Mind
 from holdfast.learn import replay
 from holdfast.policies import Fast, LSTMWrapper
 from holdfast.worlds import make_world
@@ -471,7 +472,7 @@ def _without_flags(step, start, uniform):
 
 def evaluate_without_clearing(policy, world, *, episodes):
     """An evaluation that does not tell the policy where episodes begin."""
-    with mock.patch.object(sys.modules[evaluate.__module__], "as_batch", _without_flags):
+    with mock.patch.object(sys.modules[Mind.__module__], "as_batch", _without_flags):
         return evaluate(policy, world, episodes=episodes)
 
 

@@ -8,7 +8,7 @@ from holdfast.errors import ContractError
 from holdfast.experience import Collector, evaluate
 from holdfast.policies import Fast, make_policy
 from holdfast.worlds import make_world
-from scripted import Scripted, make_reader
+from scripted import Reader, Scripted, make_reader
 
 
 class Paying(Scripted):
@@ -81,6 +81,12 @@ def test_every_agent_counts_its_first_episodes_and_equally_many():
     assert returns.tolist() == [1000 * agent + episode for episode in range(3) for agent in range(5)]
 
 
+def test_lengths_go_with_their_returns():
+    found = evaluate(make_reader(), Numbered(5), episodes=12)
+    assert found.lengths.tolist() == [int(number) // 1000 + 1 for number in found.returns]
+    assert found.length_mean == sum(found.lengths.tolist()) / 12
+
+
 def test_exactly_as_many_episodes_are_counted_as_were_asked_for():
     for episodes in (1, 4, 5, 6, 11, 14):
         returns = evaluate(make_reader(), Numbered(5), episodes=episodes).returns
@@ -149,7 +155,9 @@ def test_a_reward_for_no_action_counts_neither_here_nor_in_training():
     # Rewards come with steps 1 to 4; those with 2 and 3 answer nobody.
     due = [1.0 + 4.0, 1001.0 + 1004.0]
     world = Scripted(2, 8, valid=there, terminated=ended)
-    assert evaluate(make_reader(), world, episodes=2).returns.tolist() == due
+    found = evaluate(make_reader(), world, episodes=2)
+    assert found.returns.tolist() == due
+    assert found.lengths.tolist() == [2, 2]
     collector = Collector(
         Scripted(2, 8, valid=there, terminated=ended), make_reader(), length=4, horizon=4, seed=0
     )
@@ -168,6 +176,41 @@ def test_episodes_that_are_left_over_are_spread_over_all():
         returns = evaluate(policy, world, episodes=episodes).returns
         assert len(returns) == episodes
         assert abs(float((returns == 2).sum()) - episodes / 2) <= 1
+
+
+def test_those_who_share_a_place_count_as_one_where_whole_crowds_are_asked_for():
+    world = Numbered(12)
+    world.spec = replace(world.spec, crowd=3)
+    for episodes in (3, 6, 12, 15, 18, 24):
+        found = evaluate(make_reader(), world, episodes=episodes)
+        assert found.together == 3
+        assert found.places.shape == (episodes // 3, 3)
+        crowds = found.places.long() // 1000 // 3
+        assert bool((crowds == crowds[:, :1]).all())
+        assert len(set(found.returns.tolist())) == episodes
+    assert evaluate(make_reader(), world, episodes=14).together == 1
+
+
+class Drawing(Reader):
+    """Draws from the generator that a program shares, as policies written by hand may."""
+
+    def encode(self, obs):
+        return super().encode(obs) + torch.randn(len(obs), 5)
+
+
+def test_what_a_policy_draws_from_torch_is_the_evaluations_own_and_repeats():
+    policy, world = Drawing(), Paying(4)
+    before = torch.get_rng_state()
+    one, again, other = (evaluate(policy, world, episodes=40, seed=seed).returns for seed in (1, 1, 2))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)
+
+
+@pytest.mark.parametrize("episodes", [0, -3])
+def test_no_episodes_are_no_evaluation(episodes):
+    with pytest.raises(ContractError, match=f"episodes={episodes}: an evaluation needs one at least"):
+        evaluate(make_reader(), Paying(2), episodes=episodes)
 
 
 def test_rewards_of_little_precision_are_added_up_all_the_same():

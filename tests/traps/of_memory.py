@@ -20,6 +20,7 @@ from check import own
 from gym_envs import Counting
 from holdfast.errors import ContractError
 from holdfast.experience import Collector, evaluate
+from holdfast.experience.minds import Mind
 from holdfast.policies import LSTMWrapper, template, wrapper
 from holdfast.policies.clock import clears, slice_start
 from holdfast.worlds.gym import GymWorld
@@ -167,7 +168,7 @@ def share_of_episodes_not_played_as_if_they_were_the_first():
 
 
 def evaluation_never_resets():
-    return mock.patch.object(sys.modules[evaluate.__module__], "as_batch", own._without_flags)
+    return mock.patch.object(sys.modules[Mind.__module__], "as_batch", own._without_flags)
 
 
 # 7, 8, 9 and 17: whose memories.

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from holdfast.cli.check import run_check
+from holdfast.cli.eval import run_eval
 from holdfast.cli.train import run_train
 from holdfast.errors import ConfigError, HoldfastError, did_you_mean
 from holdfast.version import __version__
@@ -13,12 +14,13 @@ __all__ = ["main"]
 
 GOOD, NOT_GOOD, WRONG_CALL = 0, 1, 2
 
-VERBS = {"train": run_train, "check": run_check}
+VERBS = {"train": run_train, "eval": run_eval, "check": run_check}
 
 HELP = """usage: holdfast VERB ...
 
   train [RECIPE] key=value ...   train a policy that remembers
   train --resume runs/NAME       go on with a run that was interrupted
+  eval runs/NAME                 play a run's policy in unseen episodes, with its memory and without
   check TARGET                   prove or disprove a policy's memory, or a world's contract
 
   --version                      print the version
@@ -54,5 +56,5 @@ def _dispatch(words: list[str]) -> int:
         return GOOD
     if words[0] in VERBS:
         return VERBS[words[0]](words[1:])
-    hint = did_you_mean(words[0], VERBS, "there are train and check; see holdfast --help.")
+    hint = did_you_mean(words[0], VERBS, "there are train, eval and check; see holdfast --help.")
     raise ConfigError(f"There is no verb {words[0]!r}; {hint}")

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
-from typing import NoReturn
 
 from rich.console import Console
 
@@ -16,14 +15,10 @@ from holdfast.check.results import Laws
 from holdfast.check.subject import Subject
 from holdfast.check.world import WorldToCheck, examine_world
 from holdfast.cli.keys import parse_words
+from holdfast.cli.parser import Parser
 from holdfast.cli.target import WORLD, find_target, find_world
 from holdfast.errors import ConfigError
 from holdfast.report.verdict import show
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message}; see holdfast check --help.")
 
 
 def run_check(words: Sequence[str]) -> int:
@@ -52,8 +47,8 @@ def run_check(words: Sequence[str]) -> int:
     return 0 if laws.ok else 1
 
 
-def _parser() -> _Parser:
-    parser = _Parser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="holdfast check",
         usage="holdfast check TARGET [key=value ...] [options]",
         description="Measure the laws of memory on a policy, or those of a world, on the CPU.",

@@ -1,6 +1,7 @@
 """What there is to check: a policy's name, somebody's module, a run's folder, or a world."""
 
 import inspect
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,21 @@ def find_target(target: str, obs: str | None = None) -> Subject:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return subject_of(_made(found, target), **options)
+
+
+def to_stderr(text: str) -> None:
+    """Say something beside the results."""
+    print(f"holdfast: {text}", file=sys.stderr)
+
+
+def find_run(name: str) -> Path:
+    """Find a run's folder, or say why there is none."""
+    folder = Path(name)
+    if not folder.exists():
+        raise ConfigError(f"{name} does not exist; a run's folder is for example runs/NAME.")
+    if not (folder / "config.json").exists():
+        raise ConfigError(f"{name} is a folder without config.json, so it is no run.")
+    return folder
 
 
 def find_world(target: str, keys: Mapping[str, str], steps: int | None = None) -> WorldToCheck:
@@ -110,6 +126,6 @@ def _shape(obs: str) -> tuple[int, ...]:
 def _of_a_run(folder: Path) -> Subject:
     """Take the policy of a run as it was saved last, in the world it was trained in."""
     cpu = torch.device("cpu")
-    policy, config = load_policy(folder, cpu)
+    policy, config = load_policy(folder, cpu, to_stderr)
     with closing_world(build_world(config, cpu, agents=config.world.agents, seed=0)) as world:
         return subject_of(policy, world)

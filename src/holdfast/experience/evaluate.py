@@ -1,33 +1,48 @@
 """Evaluation: how well a policy does on episodes of its own, and what its memory is worth."""
 
-import copy
 import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
 from holdfast.errors import ContractError
-from holdfast.experience.collect import as_batch
+from holdfast.experience.minds import MemoryMode, Mind
+from holdfast.experience.tally import Tally, picked
 from holdfast.policies import LSTMWrapper
 from holdfast.shapes import Float, Int, Tensor
-from holdfast.worlds import World
+from holdfast.worlds import Step, World
 from holdfast.worlds.watched import settle, watched
 
-MemoryMode = Literal["intact", "cleared"]
+PATIENCE = 100_000
+"""Steps within which an episode must end."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The returns of finished episodes."""
+    """The returns and lengths of finished episodes."""
 
     returns: Float[Tensor, " episodes"]
+    lengths: Int[Tensor, " episodes"]
     memory: MemoryMode
+    together: int = 1
+    """How many of them, one after the other, were lived in one place at one time and may have felt it."""
 
     @property
     def return_mean(self) -> float:
         """The mean return."""
         return float(self.returns.mean())
+
+    @property
+    def length_mean(self) -> float:
+        """The mean length."""
+        return float(self.lengths.double().mean())
+
+    @property
+    def places(self) -> Float[Tensor, "places together"]:
+        """The returns, those that were lived together side by side."""
+        return self.returns.unflatten(0, (-1, self.together))
 
 
 @torch.no_grad()
@@ -37,64 +52,43 @@ def evaluate(
     *,
     episodes: int,
     memory: MemoryMode = "intact",
-    patience: int = 100_000,
+    greedy: bool = True,
+    seed: int = 0,
+    patience: int = PATIENCE,
 ) -> Evaluation:
-    """Play greedily until every agent finished its share of the episodes.
+    """Play until every agent finished its share of the episodes; the policy is copied.
 
-    Agents count equally many episodes (to within one), so short ones do not crowd out long ones.
-    The policy is copied; `cleared` empties its memory before every step. An agent that finishes no
-    episode within `patience` steps is an error.
+    Agents count equally many episodes (to within one), so short ones do not crowd out long ones. `memory`
+    says what is done to it: see `Mind`. Without `greedy`, actions are drawn; the `seed` decides all draws
+    but the world's. An agent that finishes no episode within `patience` steps is an error.
     """
-    share = math.ceil(episodes / world.agents)
-    world = watched(world)
-    step = world.reset()
-    player = _player(policy, world, step.reward.device)
-    total, told = torch.zeros_like(step.reward, dtype=torch.float64), player.actions
-    idle = told.idle(world.agents, step.reward.device)
-    finished = torch.zeros_like(step.reward, dtype=torch.long)
-    since = torch.zeros_like(finished)
-    returns = total.new_zeros(world.agents, share + 1)
-    while int(finished.min()) < share:
-        if memory == "cleared":
-            player.reset_memory()
-        actions = told.greedy(player(as_batch(step, 0, idle))[told.key])
-        acted, step = step.valid, world.step(actions)
-        total += torch.where(acted, step.reward, 0.0)
-        ended = step.terminated | step.truncated
-        slot = finished.clamp(max=share)[:, None]
-        returns.scatter_(1, slot, torch.where(ended, total, returns.gather(1, slot)[:, 0])[:, None])
-        finished += ended
-        total = torch.where(ended, 0.0, total)
-        since = torch.where(ended, 0, since + 1)
-        _require_patience(since, patience)
+    if episodes < 1:
+        raise ContractError(f"episodes={episodes}: an evaluation needs one at least.")
+    with own_randomness(seed):
+        world = watched(world)
+        step = world.reset()
+        rows = torch.arange(world.agents, device=step.reward.device)
+        mind = Mind(policy, world.spec, rows, memory=memory, greedy=greedy, seed=seed)
+        share = math.ceil(episodes / world.agents)
+        tally = play(world, step, mind.act, Tally(world.agents, share, rows.device, patience))
+    together = 1 if episodes % world.spec.crowd else world.spec.crowd
+    returns, lengths = (picked(table, episodes, together) for table in (tally.returns, tally.lengths))
+    return Evaluation(returns, lengths, memory, together)
+
+
+def play(world: World, step: Step, act: Callable[[Step], Tensor], tally: Tally) -> Tally:
+    """Go on from a step until a tally is whole."""
+    while not tally.whole:
+        acted, step = step.valid, world.step(act(step))
+        tally.saw(acted, step)
     settle(world)
-    return Evaluation(_counted(returns[:, :share], episodes), memory)
+    return tally
 
 
-def _counted(returns: Float[Tensor, "A share"], episodes: int) -> Float[Tensor, " episodes"]:
-    """Take so many returns, round by round.
-
-    Whose last episode counts is spread over all agents, since those who live in one world are neighbours.
-    """
-    agents, share = returns.shape
-    left = episodes - (share - 1) * agents
-    some = torch.arange(left, device=returns.device) * agents // left
-    return torch.cat([returns[:, :-1].T.flatten(), returns[some, -1]]).float()
-
-
-def _player(policy: LSTMWrapper, world: World, device: torch.device) -> LSTMWrapper:
-    """Copy a policy to play in a world."""
-    # Moving a copy to where it is lays its weights end to end again, as cuDNN wants them.
-    player = copy.deepcopy(policy).eval().to(device)
-    if player.binding.spec is None or player.binding.spec.words != world.spec.words:
-        player.bind(world.spec, learn=False)
-    player.store.open({0: world.agents})
-    return player
-
-
-def _require_patience(since: Int[Tensor, " A"], patience: int) -> None:
-    if int(since.max()) > patience:
-        raise ContractError(
-            f"Agent {int(since.argmax())} finished no episode within {patience} steps; evaluation needs "
-            "episodes that end."
-        )
+@contextmanager
+def own_randomness(seed: int) -> Iterator[None]:
+    """Let policies and worlds that draw from torch's global generators repeat; leave those as they were."""
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        yield

@@ -124,6 +124,6 @@ METRICS: dict[str, Metric] = {
     ),
     "machine/gpu_bytes": Metric("bytes", "memory of the GPU that tensors hold", kind="machine"),
     "machine/gpu_peak_bytes": Metric("bytes", "the most it ever was", kind="machine"),
-    "eval/return_mean": Metric("reward", "mean greedy return of the final evaluation"),
+    "eval/return_mean": Metric("reward", "mean greedy return of an evaluation, on the way or at the end"),
     "eval/return_mean_memory_cleared": Metric("reward", "the same with memory emptied before every step"),
 }

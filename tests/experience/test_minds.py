@@ -1,0 +1,130 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.errors import ContractError
+from holdfast.experience import MEMORY_MODES, evaluate
+from holdfast.experience.minds import Mind
+from holdfast.policies import make_policy
+from holdfast.worlds import draws, make_world
+from keeping import NOTHING, Keeper
+from scripted import Scripted, make_reader, random_script
+
+STEPS = 24
+
+
+def remembered(world, memory, seed=0):
+    """What everybody remembered when it was asked, step by step."""
+    policy, step = Keeper(), world.reset()
+    mind = Mind(policy, world.spec, torch.arange(world.agents), memory=memory, seed=seed)
+    for _ in range(STEPS - 1):
+        step = world.step(mind.act(step))
+    mind.act(step)
+    return policy.noted
+
+
+def by_hand(world, memory, rolls):
+    """The same, as a person would do it: agent by agent."""
+    agents, told = range(world.agents), []
+    held, began = [NOTHING] * world.agents, [False] * world.agents
+    for t in range(STEPS):
+        if memory == "cleared":
+            held = [NOTHING] * world.agents
+        if memory == "shuffled":
+            held = [held[agent - rolls[t]] for agent in agents]
+        first, valid = (world.tables[flag][:, t].tolist() for flag in ("first", "valid"))
+        told.append([NOTHING if first[agent] else held[agent] for agent in agents])
+        for agent in agents:
+            began[agent] = began[agent] and not first[agent]
+            if valid[agent] and not (memory == "frozen" and began[agent]):
+                held[agent] = 1000.0 * agent + t
+            began[agent] = began[agent] or valid[agent]
+    return told
+
+
+def rolls_of(agents, seed):
+    nobody = torch.zeros((), dtype=torch.long)
+    return [1 + int(draws.below(agents - 1, seed, draws.STREAM_SHUFFLE, nobody, t)) for t in range(STEPS)]
+
+
+@pytest.mark.parametrize("memory", MEMORY_MODES)
+@settings(max_examples=20)
+@given(agents=st.integers(2, 6), seed=st.integers(0, 10**6))
+def test_everybody_remembers_what_its_mode_says(memory, agents, seed):
+    world = random_script(agents, STEPS, seed)
+    assert remembered(world, memory, seed) == by_hand(world, memory, rolls_of(agents, seed))
+
+
+def test_a_frozen_memory_keeps_what_it_saw_first_until_the_episode_ends():
+    ends = (torch.arange(STEPS) % 5 == 0) & (torch.arange(STEPS) > 0)
+    told = remembered(Scripted(2, STEPS, terminated=ends.expand(2, STEPS)), "frozen")
+    for t, (one, other) in enumerate(told):
+        began = t - t % 5
+        assert (one, other) == ((NOTHING, NOTHING) if t == began else (began, 1000.0 + began))
+
+
+def test_a_shuffled_memory_is_somebody_elses_and_everybody_has_one():
+    agents = 7
+    world = Scripted(agents, STEPS)
+    rolls = set()
+    for t, told in enumerate(remembered(world, "shuffled", seed=3)[1:], 1):
+        whose = [int(number) // 1000 for number in told]
+        assert [int(number) % 1000 for number in told] == [t - 1] * agents
+        assert sorted(whose) == list(range(agents))
+        (far,) = {(agent - owner) % agents for agent, owner in enumerate(whose)}
+        assert far != 0
+        rolls.add(far)
+    assert rolls == {1, 2, 3, 4, 5, 6}
+    assert remembered(world, "shuffled", seed=4) != remembered(world, "shuffled", seed=3)
+
+
+def test_nobody_can_be_given_somebody_elses_memory_alone():
+    with pytest.raises(ContractError, match="needs 2 agents or more"):
+        evaluate(make_reader(), Scripted(1, 50), episodes=1, memory="shuffled")
+
+
+@pytest.mark.usefixtures("annotations_asleep")
+def test_a_mode_there_is_not_is_told_with_those_there_are():
+    with pytest.raises(ContractError, match="'cleard' is none of intact, cleared, frozen, shuffled"):
+        evaluate(make_reader(), Scripted(2, 50), episodes=1, memory="cleard")
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru", "minlstm", "none"])
+def test_every_memory_can_be_tampered_with(cell):
+    world = make_world("recall", agents=20, delay=2, seed=1)
+    policy = make_policy("fast", world, hidden_size=8, num_layers=2, memory=cell, seed=0)
+    returns = {memory: evaluate(policy, world, episodes=40, memory=memory).returns for memory in MEMORY_MODES}
+    assert all(len(found) == 40 for found in returns.values())
+    if cell == "none":
+        assert all(torch.equal(found, returns["intact"]) for found in returns.values())
+
+
+def test_drawn_actions_are_those_of_the_collector_and_the_seed_decides_them():
+    policy, world = make_reader(), Scripted(4, STEPS)
+    lived = {}
+    for seed in (5, 6):
+        step, state = world.reset(), policy.lstm.cell.initial(4)
+        mind = Mind(policy, world.spec, torch.arange(4), greedy=False, seed=seed)
+        lived[seed] = []
+        for t in range(STEPS - 1):
+            with torch.no_grad():
+                thoughts, state = policy.unroll(step.obs, step.first, state, step.valid)
+            uniform = draws.uniform(seed, draws.STREAM_ACTION, torch.arange(4), t)
+            due = policy.actions.sample(policy.actions.tell(thoughts.logits), uniform)
+            with torch.no_grad():
+                lived[seed].append(mind.act(step).tolist())
+            assert lived[seed][-1] == due.tolist()
+            step = world.step(due)
+    assert lived[5] != lived[6]
+
+
+def test_a_mind_leaves_its_policy_alone_and_starts_with_nothing():
+    policy, world = Keeper(), Scripted(3, STEPS)
+    policy.train()
+    remembered_by_hand = policy.store.snapshot()
+    mind = Mind(policy, world.spec, torch.arange(3))
+    mind.act(world.reset())
+    assert policy.training
+    assert policy.store.slices == remembered_by_hand.slices == {}
+    assert policy.binding.spec is None
