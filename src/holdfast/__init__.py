@@ -4,6 +4,7 @@ from holdfast import subjects
 from holdfast.check import check, check_world
 from holdfast.errors import ConfigError, ContractError, HoldfastError
 from holdfast.experience import Evaluation, evaluate
+from holdfast.player import Player, load
 from holdfast.policies import (
     ComponentPolicy,
     Example,
@@ -32,6 +33,7 @@ __all__ = [
     "LatentAttnMed",
     "LatentAttnSmall",
     "LatentAttnTiny",
+    "Player",
     "RecurrentPolicy",
     "Run",
     "Step",
@@ -41,6 +43,7 @@ __all__ = [
     "check",
     "check_world",
     "evaluate",
+    "load",
     "make_policy",
     "make_world",
     "subjects",

@@ -1,0 +1,102 @@
+"""`holdfast.load`: a player for other people's programs, from a run, a checkpoint, or the Hub."""
+
+import copy
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from holdfast.build import build_policy, build_world, load_policy
+from holdfast.config import Config, change, read_config
+from holdfast.errors import ConfigError
+from holdfast.keep import GRAPH, load_weights
+from holdfast.keep.memories import fingerprint
+from holdfast.keep.playing import Playing
+from holdfast.policies import LSTMWrapper
+from holdfast.worlds import WorldSpec, closing_world
+
+HUB = "hub:"
+WEIGHTS = "model.safetensors"
+
+
+class Player:
+    """Weights, and the world they are bound to; `start` gives agents that play with them.
+
+    Weights never change here, and a player remembers nothing: memories are those of the agents it starts.
+    """
+
+    def __init__(self, policy: LSTMWrapper, config: Config) -> None:
+        # A copy: whoever goes on training must not change what remembers.
+        self.policy = copy.deepcopy(policy).eval().requires_grad_(False)
+        self.config = config
+        self.fingerprint = fingerprint(self.policy)
+
+    def __repr__(self) -> str:
+        """Say what plays."""
+        device = next(self.policy.parameters()).device
+        kind = type(self.policy).__name__
+        return f"Player({kind} in {self.config.world.name}, weights {self.fingerprint[:12]}, on {device})"
+
+    @property
+    def spec(self) -> WorldSpec:
+        """What is seen and done in the world the weights are bound to."""
+        assert self.policy.binding.spec is not None, "a policy that was loaded is bound to its world"
+        return self.policy.binding.spec
+
+    def start(self, agents: int = 1, seed: int = 0) -> Playing:
+        """Start some agents that remember nothing yet; `seed` decides what they draw."""
+        return Playing(self.policy, self.fingerprint, agents, seed)
+
+    def save_pretrained(self, save_directory: str | Path, **how: Any) -> str | None:
+        """Write weights, config and a model card to a folder, as users of the Hub know it."""
+        return _hub().OnHub(self.policy, self.config).save_pretrained(save_directory, **how)
+
+    def push_to_hub(self, repo_id: str, **how: Any) -> str:
+        """Send the same files to a repository of the Hub."""
+        return _hub().OnHub(self.policy, self.config).push_to_hub(repo_id, **how)
+
+    @classmethod
+    def from_pretrained(cls, name: str | Path, *, device: str = "cpu", **how: Any) -> "Player":
+        """Load from a folder that `save_pretrained` wrote, or by `owner/name` from the Hub."""
+        return cls(*_load_files(_hub().fetch(str(name), **how), torch.device(device)))
+
+
+def load(name: str | Path, device: str = "cpu") -> Player:
+    """Load a player from `runs/NAME`, a checkpoint, a folder saved for the Hub, or `hub:owner/name`."""
+    if str(name).startswith(HUB):
+        return Player.from_pretrained(str(name).removeprefix(HUB), device=device)
+    folder, where = Path(name), torch.device(device)
+    if not folder.is_dir():
+        raise ConfigError(f"{name} is no folder; give runs/NAME, one of its checkpoints, or {HUB}owner/name.")
+    if (folder / WEIGHTS).exists():
+        return Player(*_load_files(folder, where))
+    if not (folder / "config.json").exists():
+        raise ConfigError(
+            f"{folder} has neither {WEIGHTS} nor config.json, so it is no run and no checkpoint."
+        )
+    return Player(*load_policy(folder, where))
+
+
+def _load_files(folder: Path, device: torch.device) -> tuple[LSTMWrapper, Config]:
+    """Build a policy from the files of a checkpoint: config, weights, and the graph if it is one."""
+    try:
+        config = read_config((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, ConfigError) as error:
+        raise ConfigError(f"{folder / 'config.json'}: {error}") from None
+    keys: dict[str, Any] = {"policy.compile": False}
+    if (folder / GRAPH).exists():
+        keys["policy.name"] = f"component:{folder / GRAPH}"
+    with closing_world(build_world(config, device, agents=config.world.agents, seed=0)) as world:
+        policy = build_policy(change(config, keys), world, device)
+    load_weights(policy, folder / WEIGHTS)
+    return policy, config
+
+
+def _hub() -> ModuleType:
+    """Import the door to the Hub when it is used: it takes a while, and not everybody has it."""
+    try:
+        from holdfast.keep import hub
+    except ImportError as error:
+        raise ConfigError(f"{error}; the Hub needs a package: pip install 'holdfast[hub]'.") from error
+    return hub
