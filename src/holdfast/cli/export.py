@@ -78,7 +78,7 @@ def _parser() -> _Parser:
         prog="holdfast export",
         usage="holdfast export RUN --to onnx|torch [--out FILE] [--device cpu]",
         description="Write a policy as one step: observation, memory and first in, scores, value and memory "
-        "out. The file is checked against the policy over random steps with restarts before it gets its name.",
+        "out. The file is checked against the policy over random steps before it gets its name.",
     )
     parser.add_argument("run", metavar="RUN", help="runs/NAME, one of its checkpoints, or hub:owner/name")
     parser.add_argument("--to", required=True, choices=list(SUFFIX), help="the format: ONNX, or torch.export")
