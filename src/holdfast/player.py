@@ -96,7 +96,7 @@ def _load_files(folder: Path, device: torch.device) -> tuple[LSTMWrapper, Config
 def _hub() -> ModuleType:
     """Import the door to the Hub when it is used: it takes a while, and not everybody has it."""
     try:
-        from holdfast.keep import hub
+        import holdfast.keep.hub as hub
     except ImportError as error:
         raise ConfigError(f"{error}; the Hub needs a package: pip install 'holdfast[hub]'.") from error
     return hub

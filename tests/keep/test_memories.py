@@ -6,10 +6,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
-from small import make_small
 
 from holdfast.errors import ConfigError, ContractError
 from holdfast.keep.memories import Memory, fingerprint, read_memory, write_memory
+from small import make_small
 
 MEMORY = Memory({"h": torch.arange(12.0).reshape(3, 4), "c": torch.ones(3, 2)}, "w" * 64, 3, 7, 99)
 
@@ -32,7 +32,7 @@ def test_a_flipped_bit_anywhere_is_told_and_never_read_as_something_else(tmp_pat
     data = bytearray(file.read_bytes())
     data[int(place * len(data))] ^= 1 << bit
     file.write_bytes(bytes(data))
-    with pytest.raises(ContractError, match="damaged|holds no live memories|has the format"):
+    with pytest.raises(ContractError, match=r"damaged|holds no live memories|has the format"):
         read_memory(file)
 
 
@@ -79,7 +79,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path, monkeypat
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(ConfigError, match="kept cannot be written: .*No space left"):
+    with pytest.raises(ConfigError, match=r"kept cannot be written: .*No space left"):
         write_memory(Memory({}, "w", 3, 0, 0), tmp_path / "kept")
     assert same(read_memory(tmp_path / "kept"), MEMORY)
     assert os.listdir(tmp_path) == ["kept"]

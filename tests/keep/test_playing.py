@@ -3,18 +3,18 @@ import threading
 import numpy as np
 import pytest
 import torch
-from handwritten import NewLSTMPolicy
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small import SPEC, Small
-from spaces_worlds import IMAGE_SPEC, TREE_SPEC
 from tensordict import TensorDict
 
+from handwritten import NewLSTMPolicy
 from holdfast.errors import ContractError
 from holdfast.keep.memories import fingerprint
 from holdfast.keep.parity import some_seen
 from holdfast.keep.playing import Playing
 from holdfast.policies import make_policy
+from small import SPEC, Small
+from spaces_worlds import IMAGE_SPEC, TREE_SPEC
 
 A = 4
 
@@ -277,7 +277,10 @@ def test_what_is_seen_in_parts_is_told_by_part():
     obs = some_seen(TREE_SPEC.sight, A, torch.Generator().manual_seed(0))
     playing = Playing(policy, "w", A)
     for change, told in [
-        ({"picture": obs["picture"].float()}, r"obs\['picture'\] is \[4, 8, 8, 3\] float32; must be .* uint8"),
+        (
+            {"picture": obs["picture"].float()},
+            r"obs\['picture'\] is \[4, 8, 8, 3\] float32; must be .* uint8",
+        ),
         ({"more": (obs["more", "0"] + 9, obs["more", "1"], obs["more", "2"])}, "a choice that there is not"),
         ({"more": (obs["more", "0"],)}, r"obs\['more'\] is 0; must have the parts 0, 1, 2"),
         ({"other": obs["vector"]}, "obs is more, other, picture, vector; must have the parts"),
