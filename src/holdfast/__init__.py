@@ -4,6 +4,7 @@ from holdfast import subjects
 from holdfast.check import check, check_world
 from holdfast.errors import ConfigError, ContractError, HoldfastError
 from holdfast.experience import Contest, Evaluation, compete, evaluate
+from holdfast.player import Player, load
 from holdfast.policies import (
     ComponentPolicy,
     Example,
@@ -33,6 +34,7 @@ __all__ = [
     "LatentAttnMed",
     "LatentAttnSmall",
     "LatentAttnTiny",
+    "Player",
     "RecurrentPolicy",
     "Run",
     "Step",
@@ -43,6 +45,7 @@ __all__ = [
     "check_world",
     "compete",
     "evaluate",
+    "load",
     "make_policy",
     "make_world",
     "subjects",

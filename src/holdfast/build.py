@@ -78,7 +78,7 @@ def policy_of(saved: Checkpoint, device: torch.device) -> tuple[LSTMWrapper, Con
 
 def find_checkpoint(folder: Path, say: Say) -> Checkpoint:
     """Find the newest whole checkpoint of a run, or take the one that is named."""
-    if folder.parent.name == "checkpoints" and folder.is_dir():
+    if (folder / "model.safetensors").exists():
         return open_checkpoint(folder)
     return RunFolder(folder).newest(say)
 

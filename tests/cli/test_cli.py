@@ -192,7 +192,7 @@ def test_an_unknown_verb_is_told_the_one_that_was_meant(capsys):
     assert main(["trian"]) == 2
     assert capsys.readouterr().err == "holdfast: There is no verb 'trian'; did you mean train?\n"
     assert main(["fly"]) == 2
-    assert "there are train, eval and check" in capsys.readouterr().err
+    assert "there is train, eval, check, export" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["-h"], ["help"]])

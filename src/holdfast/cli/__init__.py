@@ -6,6 +6,7 @@ from pathlib import Path
 
 from holdfast.cli.check import run_check
 from holdfast.cli.eval import run_eval
+from holdfast.cli.export import run_export
 from holdfast.cli.train import run_train
 from holdfast.errors import ConfigError, HoldfastError, did_you_mean
 from holdfast.version import __version__
@@ -14,7 +15,7 @@ __all__ = ["main"]
 
 GOOD, NOT_GOOD, WRONG_CALL = 0, 1, 2
 
-VERBS = {"train": run_train, "eval": run_eval, "check": run_check}
+VERBS = {"train": run_train, "eval": run_eval, "check": run_check, "export": run_export}
 
 HELP = """usage: holdfast VERB ...
 
@@ -22,6 +23,7 @@ HELP = """usage: holdfast VERB ...
   train --resume runs/NAME       go on with a run that was interrupted
   eval runs/NAME                 play a run's policy in unseen episodes, with its memory and without
   check TARGET                   prove or disprove a policy's memory, or a world's contract
+  export RUN --to onnx|torch     write a policy as one step that any program can run
 
   --version                      print the version
   VERB --help                    tell more about a verb
@@ -56,5 +58,5 @@ def _dispatch(words: list[str]) -> int:
         return GOOD
     if words[0] in VERBS:
         return VERBS[words[0]](words[1:])
-    hint = did_you_mean(words[0], VERBS, "there are train, eval and check; see holdfast --help.")
+    hint = did_you_mean(words[0], VERBS, f"there is {', '.join(VERBS)}; see holdfast --help.")
     raise ConfigError(f"There is no verb {words[0]!r}; {hint}")

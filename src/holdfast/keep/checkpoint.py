@@ -1,4 +1,4 @@
-"""A checkpoint: weights, trainer state, live memories and the world's state, each a file with its checksum."""
+"""A checkpoint: weights, trainer state, live memories and the world's state, each with its checksum."""
 
 import hashlib
 import json
@@ -194,7 +194,8 @@ def _of_format_1(path: Path) -> Checkpoint:
         if not (path / name).exists():
             raise DamagedError(f"{path / name} is missing")
         refuse_pickle(path / name)
-    return Checkpoint(path, 1, int(path.resolve().name.partition("-")[0]), None, None, {})
+    iteration = path.resolve().name.partition("-")[0]
+    return Checkpoint(path, 1, int(iteration) if iteration.isdecimal() else 0, None, None, {})
 
 
 def _list_of(file: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Trees of tensors, numbers and words as one file: safetensors, with the tree in its header. Nothing executes."""
+"""Trees of tensors, numbers and words as one file: safetensors, with the tree in its header."""
 
 import json
 from collections.abc import Mapping

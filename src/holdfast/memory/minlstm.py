@@ -50,8 +50,8 @@ class MinLSTM(Cell):
         for number in range(self.num_layers):
             a, b = self.recurrence(number, y, clear, read)
             h_BTH = scan(a, b, torch.where(clear[:, :1], 0.0, state["h"][:, number]))
-            if not torch.isfinite(h_BTH).all():
-                # 0 x NaN is NaN: in a scan it would survive its episode, and must not.
+            if x.shape[1] > 1 and not torch.isfinite(h_BTH).all():
+                # 0 x NaN is NaN: in a scan it would survive its episode, and must not. One step is no scan.
                 return self.plain(x, state, clear, valid)
             last.append([h_BTH[:, -1]])
             y = torch.where(read[..., None], h_BTH, 0.0)

@@ -1,0 +1,86 @@
+"""`holdfast.load`: a player for other people's programs, from a run, a checkpoint, or the Hub."""
+
+import copy
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from warnings import warn
+
+import torch
+
+from holdfast.build import load_policy
+from holdfast.config import Config
+from holdfast.errors import ConfigError
+from holdfast.keep.folder import Say
+from holdfast.keep.memories import fingerprint
+from holdfast.keep.playing import Playing
+from holdfast.policies import LSTMWrapper
+from holdfast.worlds import WorldSpec
+
+HUB = "hub:"
+
+
+class Player:
+    """Weights, and the world they are bound to; `start` gives agents that play with them.
+
+    Weights never change here, and a player remembers nothing: memories are those of the agents it starts.
+    """
+
+    def __init__(self, policy: LSTMWrapper, config: Config) -> None:
+        # A copy: whoever goes on training must not change what remembers.
+        self.policy = copy.deepcopy(policy).eval().requires_grad_(False)
+        self.config = config
+        self.fingerprint = fingerprint(self.policy)
+
+    def __repr__(self) -> str:
+        """Say what plays."""
+        device = next(self.policy.parameters()).device
+        kind = type(self.policy).__name__
+        return f"Player({kind} in {self.config.world.name}, weights {self.fingerprint[:12]}, on {device})"
+
+    @property
+    def spec(self) -> WorldSpec:
+        """What is seen and done in the world the weights are bound to."""
+        assert self.policy.binding.spec is not None, "a policy that was loaded is bound to its world"
+        return self.policy.binding.spec
+
+    def start(self, agents: int = 1, seed: int = 0) -> Playing:
+        """Start some agents that remember nothing yet; `seed` decides what they draw."""
+        return Playing(self.policy, self.fingerprint, agents, seed)
+
+    def save_pretrained(self, save_directory: str | Path, **how: Any) -> str | None:
+        """Write weights, config and a model card to a folder, as users of the Hub know it."""
+        return _hub().OnHub(self.policy, self.config).save_pretrained(save_directory, **how)
+
+    def push_to_hub(self, repo_id: str, **how: Any) -> str:
+        """Send the same files to a repository of the Hub."""
+        return _hub().OnHub(self.policy, self.config).push_to_hub(repo_id, **how)
+
+    @classmethod
+    def from_pretrained(cls, name: str | Path, *, device: str = "cpu", **how: Any) -> "Player":
+        """Load from a folder that `save_pretrained` wrote, or by `owner/name` from the Hub."""
+        return cls(*load_policy(_hub().fetch(str(name), **how), torch.device(device)))
+
+
+def load(name: str | Path, device: str = "cpu", *, say: Say = warn) -> Player:
+    """Load a player from `runs/NAME`, a checkpoint, a folder saved for the Hub, or `hub:owner/name`.
+
+    A damaged checkpoint is not used; `say` is told of it.
+    """
+    if str(name).startswith(HUB):
+        return Player.from_pretrained(str(name).removeprefix(HUB), device=device)
+    folder, where = Path(name), torch.device(device)
+    if not folder.is_dir():
+        raise ConfigError(f"{name} is no folder; give runs/NAME, one of its checkpoints, or {HUB}owner/name.")
+    if not (folder / "config.json").exists():
+        raise ConfigError(f"{folder} has no config.json, so it is no run and no checkpoint.")
+    return Player(*load_policy(folder, where, say))
+
+
+def _hub() -> ModuleType:
+    """Import the door to the Hub when it is used: it takes a while, and not everybody has it."""
+    try:
+        import holdfast.keep.hub as hub
+    except ImportError as error:
+        raise ConfigError(f"{error}; the Hub needs a package: pip install 'holdfast[hub]'.") from error
+    return hub

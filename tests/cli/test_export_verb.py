@@ -1,0 +1,121 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast.cli import main
+
+pytest.importorskip("onnxruntime")
+pytestmark = pytest.mark.usefixtures("annotations_asleep")
+EXAMPLE = Path(__file__).parents[2] / "examples" / "play_onnx.py"
+TINY = {
+    "trainer.total_timesteps": 32,
+    "trainer.batch_size": 32,
+    "trainer.minibatch_size": 32,
+    "trainer.bptt_horizon": 8,
+    "trainer.eval_episodes": 2,
+    "trainer.check": "off",
+    "world.agents": 4,
+    "policy.hidden_size": 8,
+    "policy": "example",
+    "run": "x",
+}
+TOLD = """in  obs          [batch, 4, 3] uint8
+in  h_in         [batch, 2, 8] float32
+in  c_in         [batch, 2, 8] float32
+in  first        [batch] bool
+out logits       [batch, 4] float32
+out value        [batch] float32
+out h_out        [batch, 2, 8] float32
+out c_out        [batch, 2, 8] float32
+largest difference from the policy in 100 steps with restarts: batch 1: """
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return str(holdfast.train("recall", {**TINY, "runs_dir": str(tmp_path_factory.mktemp("runs"))}).folder)
+
+
+@pytest.fixture(scope="module")
+def file(run, tmp_path_factory):
+    """Exported in a process of its own: what exporters say is said once, when they are first used."""
+    out = tmp_path_factory.mktemp("exported") / "it.onnx"
+    words = ["export", run, "--to", "onnx", "--out", str(out)]
+    code = f"import sys; from holdfast.cli import main; sys.exit(main({words}))"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (said.returncode, said.stderr) == (0, "")
+    assert said.stdout.startswith(TOLD)
+    assert said.stdout.endswith(f"(at most 1e-05) ✓\nonnx {out}\n")
+    return out
+
+
+def test_the_example_plays_where_neither_torch_nor_holdfast_can_be_imported(file):
+    code = (
+        "import runpy, sys\n"
+        "sys.modules['torch'] = sys.modules['holdfast'] = sys.modules['tensordict'] = None\n"
+        f"sys.argv = ['play_onnx.py', {str(file)!r}]\n"
+        f"runpy.run_path({str(EXAMPLE)!r})\n"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert said.returncode == 0, said.stderr
+    assert len(said.stdout.splitlines()) == 20
+    assert len(EXAMPLE.read_text().splitlines()) <= 25
+
+
+def test_a_torch_file_is_checked_and_told_and_lies_in_the_run(run, capfd):
+    assert main(["export", run, "--to", "torch"]) == 0
+    said, errors = capfd.readouterr()
+    assert said.startswith(TOLD)
+    assert said.endswith(f"(at most 1e-05) ✓\ntorch {run}/policy.pt2\n")
+    assert errors == ""
+    assert (Path(run) / "policy.pt2").stat().st_size > 1000
+
+
+def test_a_file_that_thinks_otherwise_is_not_written_and_the_old_one_stays(
+    run, tmp_path, monkeypatch, capsys
+):
+    (tmp_path / "it.pt2").write_text("the old one")
+    monkeypatch.setattr("holdfast.cli.export.measure", lambda step, file: {1: 1e-7, 3: 2e-5})
+    assert main(["export", run, "--to", "torch", "--out", str(tmp_path / "it.pt2")]) == 1
+    said = capsys.readouterr().out
+    assert "batch 1: 1.0e-07, batch 3: 2.0e-05 (at most 1e-05) ✗" in said
+    assert "it.pt2 was not written" in said
+    assert [file.read_text() for file in tmp_path.iterdir()] == ["the old one"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["RUN"], "--to; see holdfast export --help"),
+        (["RUN", "--to", "tflite"], "invalid choice: 'tflite'"),
+        (["--to", "onnx"], "required: RUN"),
+        (["nowhere", "--to", "onnx"], "nowhere is no folder"),
+        (["RUN", "--to", "onnx", "--out", "x.pt2"], "ends in .onnx; try x.onnx."),
+        (["RUN", "--to", "onnx", "--out", "nowhere/x.onnx"], "there is no folder nowhere"),
+        (["RUN", "--to", "onnx", "--device", "tpu"], "there is cpu and cuda"),
+    ],
+)
+def test_a_wrong_call_is_one_line(run, capsys, words, told):
+    assert main(["export", *[run if word == "RUN" else word for word in words]]) == 2
+    said = capsys.readouterr()
+    assert told in said.err
+    assert said.err.startswith("holdfast: ")
+    assert said.err.count("\n") == 1
+    assert said.out == ""
+
+
+def test_a_policy_written_by_hand_is_one_line(tmp_path, capsys):
+    keys = {"policy": "handwritten:NewLSTMPolicy", "world": "gym:CartPole-v1", "runs_dir": str(tmp_path)}
+    run = holdfast.train(None, {**TINY, **keys})
+    capsys.readouterr()
+    assert main(["export", str(run.folder), "--to", "torch"]) == 2
+    assert capsys.readouterr().err.startswith("holdfast: NewLSTMPolicy is written by hand around self.lstm")
+
+
+def test_help_tells_what_it_does(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["export", "--help"])
+    assert ended.value.code == 0
+    assert "--to {onnx,torch}" in capsys.readouterr().out
