@@ -186,7 +186,7 @@ def test_a_policy_of_ones_own_loads_where_its_module_can_be_imported(tmp_path, m
     ("files", "told"),
     [
         (None, "is no folder; give runs/NAME, one of its checkpoints, or hub:owner/name"),
-        ({}, "has neither model.safetensors nor config.json"),
+        ({}, "has no config.json, so it is no run and no checkpoint"),
         ({"model.safetensors": b"", "config.json": b"{}"}, "does not hold the weights of this policy"),
         ({"model.safetensors": b""}, "config.json"),
         ({"model.safetensors": b"", "config.json": b"\xff"}, "config.json"),

@@ -65,7 +65,7 @@ def test_a_run_leaves_its_folder_behind(mixed):
     assert mixed.finished
     assert mixed.folder.name == "mixed"
     names = {path.name for path in mixed.folder.iterdir()}
-    assert names == {"config.json", "command.txt", "metrics.jsonl", "machine.jsonl", "checkpoints"}
+    assert names == {"config.json", "command.txt", "metrics.jsonl", "machine.jsonl", "checkpoints", ".lock"}
     # 5000 steps in batches of 256 are 20 iterations.
     assert mixed.checkpoint == mixed.folder / "checkpoints" / "000020"
     assert (mixed.folder / "checkpoints" / "latest").resolve() == mixed.checkpoint.resolve()

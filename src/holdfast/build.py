@@ -10,6 +10,7 @@ from holdfast.errors import ConfigError, ContractError
 from holdfast.keep import GRAPH, Checkpoint, RunFolder, load_weights, open_checkpoint
 from holdfast.keep.folder import Say
 from holdfast.knobs import WorldKnobs
+from holdfast.learn import Lesson
 from holdfast.policies import LSTMWrapper, PurePolicy, make_policy
 from holdfast.worlds import World, closing_world, make_world, options_of
 
@@ -105,6 +106,20 @@ def load_teacher(run: str, world: World, device: torch.device) -> LSTMWrapper:
     except ContractError as error:
         raise ConfigError(f"trainer.teachers: {run} cannot live in this world: {error}") from error
     return policy
+
+
+def lessons_of(config: Config, world: World, policy: LSTMWrapper) -> list[Lesson]:
+    """Let all teachers live along, each by a name of its own."""
+    device, lessons = next(policy.parameters()).device, dict[str, Lesson]()
+    rows = config.trainer.minibatch_size // config.trainer.bptt_horizon
+    for number, teacher in enumerate(config.trainer.teachers, 1):
+        name = Path(teacher.run).name
+        name = f"{name}-{number}" if name in lessons else name
+        known = load_teacher(teacher.run, world, device)
+        lesson = Lesson(name, known, teacher, agents=world.agents, at_once=rows)
+        lesson.require_same_actions(policy)
+        lessons[name] = lesson
+    return list(lessons.values())
 
 
 def _read(file: Path) -> Config:

@@ -3,7 +3,7 @@
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,13 +13,20 @@ from typing import Any
 
 import torch
 
-from holdfast.build import build_policy, build_world, load_teacher, pick_device
+from holdfast.build import build_policy, build_world, lessons_of, pick_device
 from holdfast.config import Config, change
 from holdfast.errors import ConfigError
 from holdfast.exam import evaluation_on_the_way, final_evaluation, require_playable
 from holdfast.experience.finite import require_finite_weights
-from holdfast.keep import Kept, RunFolder, create_folder, described, listening_for_stop, made_with
-from holdfast.learn import Lesson
+from holdfast.keep import (
+    Kept,
+    RunFolder,
+    StopRequest,
+    create_folder,
+    described,
+    listening_for_stop,
+    made_with,
+)
 from holdfast.life import Life
 from holdfast.monitor import Trace
 from holdfast.policies import LSTMWrapper
@@ -36,6 +43,8 @@ from holdfast.report import (
 )
 from holdfast.resume import Resumed, find_resumed
 from holdfast.worlds import World, WorldSpec, closing_world
+
+Numbers = dict[str, int | float]
 
 
 @dataclass(frozen=True)
@@ -61,6 +70,18 @@ class _Asked:
     command: str
     device: torch.device
     resumed: Resumed | None
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """Where it is run, and told."""
+
+    asked: _Asked
+    world: World
+    policy: LSTMWrapper
+    folder: RunFolder
+    console: RunConsole
+    tell: Tell
 
 
 def train(
@@ -100,7 +121,7 @@ def _run(asked: _Asked) -> Run:
         policy = build_policy(config if resumed is None else resumed.to_build, world, asked.device)
         require_playable(config, policy, asked.device)
         require_trackers(**_trackers(config))
-        lessons = _lessons(config, world, policy)
+        lessons = lessons_of(config, world, policy)
         traced = None if config.trace is None else Trace(policy, world.agents, config.trace)
         if resumed is None:
             folder = create_folder(config, config.run or _name(config), asked.command, policy)
@@ -114,7 +135,71 @@ def _run(asked: _Asked) -> Run:
             life = Life(config, world, policy, lessons, tell)
             if resumed is not None:
                 resumed.go_on(life, console.say, asked.command, policy)
-            return _live(life, world, policy, folder, console, tell, asked)
+            return _live(life, _Stage(asked, world, policy, folder, console, tell))
+
+
+def _live(life: Life, stage: _Stage) -> Run:
+    """Live to the end, or until somebody asks, and evaluate what came of it."""
+    asked, folder, console = stage.asked, stage.folder, stage.console
+    kept = _kept(stage)
+    with (
+        _mirrors(asked, folder, life, console) as mirrors,
+        closing(MetricsFile(folder.metrics)) as file,
+        listening_for_stop(console.say) as stop,
+    ):
+
+        def write(metrics: Numbers) -> None:
+            file.write(metrics)
+            mirrors.write(metrics)
+
+        try:
+            with console:
+                metrics = _iterate(life, stage, kept, stop, write)
+        finally:
+            # Before anything else: what was learnt is not lost, whatever comes.
+            told = kept.at_last()
+            if sys.exception() is not None or stop:
+                console.say(told)
+        if kept.lost is not None:
+            raise kept.lost
+        scores = stop.until_asked(partial(_evaluated, stage, bool(life.episodes)))
+        stage.tell.advise(scores or {})
+        if scores:
+            write({key: metrics[key] for key in ("iteration", "global_step")} | scores)
+    found = metrics | (scores or {})
+    return Run(folder.path, kept.checkpoint, stage.policy, stage.world.spec, found, scores is not None)
+
+
+def _iterate(
+    life: Life, stage: _Stage, kept: Kept, stop: StopRequest, write: Callable[[Numbers], None]
+) -> Numbers:
+    """Live one iteration after the other; return what the last one measured."""
+    config, sizes = stage.asked.config, stage.folder.sizes
+    metrics: Numbers = {"iteration": life.iteration, "global_step": life.global_step}
+    if stage.asked.resumed is None:
+        # A run that is interrupted in its first iteration goes on, too.
+        kept.saw(life.moment(None, sizes()))
+    while life.iteration < config.iterations:
+        lived = stop.until_asked(partial(_iteration, life, stage))
+        if lived is None:
+            return metrics
+        metrics = lived
+        write(metrics)
+        stage.console.show(metrics)
+        judged, score = _score(config, metrics)
+        kept.saw(life.moment(score, sizes()), judged=judged)
+    require_finite_weights(stage.policy, f"after iteration {life.iteration}")
+    return metrics
+
+
+def _iteration(life: Life, stage: _Stage) -> Numbers:
+    """Live one iteration, and after some evaluate what was learnt so far."""
+    metrics, config = life.go_on(), stage.asked.config
+    due = config.trainer.eval_interval and life.iteration % config.trainer.eval_interval == 0
+    # After the last one comes the final evaluation; and where no episode ends, nobody waits for one.
+    if due and life.iteration < config.iterations and life.episodes:
+        metrics |= evaluation_on_the_way(config, stage.policy, stage.asked.device)
+    return metrics
 
 
 def _console(asked: _Asked, folder: RunFolder, policy: LSTMWrapper) -> RunConsole:
@@ -127,79 +212,17 @@ def _console(asked: _Asked, folder: RunFolder, policy: LSTMWrapper) -> RunConsol
     )
 
 
-def _kept(asked: _Asked, folder: RunFolder, policy: LSTMWrapper, console: RunConsole) -> Kept:
-    trainer = asked.config.trainer
+def _kept(stage: _Stage) -> Kept:
+    asked, trainer = stage.asked, stage.asked.config.trainer
     return Kept(
-        folder,
-        described(asked.config, policy),
+        stage.folder,
+        described(asked.config, stage.policy),
         made_with(asked.device),
         interval=trainer.checkpoint_interval,
         keep=trainer.keep_checkpoints,
-        alarm=console.alarm,
+        alarm=stage.console.alarm,
         since=None if asked.resumed is None else asked.resumed.saved,
     )
-
-
-def _live(
-    life: Life,
-    world: World,
-    policy: LSTMWrapper,
-    folder: RunFolder,
-    console: RunConsole,
-    tell: Tell,
-    asked: _Asked,
-) -> Run:
-    config, device = asked.config, asked.device
-    metrics = dict[str, int | float](iteration=life.iteration, global_step=life.global_step)
-    kept = _kept(asked, folder, policy, console)
-    one = partial(_iteration, life, config, policy, device)
-    with (
-        _mirrors(asked, folder, life, console) as mirrors,
-        closing(MetricsFile(folder.metrics)) as file,
-        listening_for_stop(console.say) as stop,
-    ):
-        try:
-            with console:
-                if asked.resumed is None:
-                    # A run that is interrupted in its first iteration goes on, too.
-                    kept.saw(life.moment(None, folder.sizes()))
-                while life.iteration < config.iterations:
-                    lived = stop.until_asked(one)
-                    if lived is None:
-                        break
-                    metrics = lived
-                    file.write(metrics)
-                    mirrors.write(metrics)
-                    console.show(metrics)
-                    judged, score = _score(config, metrics)
-                    kept.saw(life.moment(score, folder.sizes()), judged=judged)
-                if not stop:
-                    require_finite_weights(policy, f"after iteration {life.iteration}")
-        finally:
-            # Before anything else: what was learnt is not lost, whatever comes.
-            told = kept.at_last()
-            if sys.exception() is not None or stop:
-                console.say(told)
-        if kept.lost is not None:
-            raise kept.lost
-        scores = stop.until_asked(partial(_evaluated, config, policy, device, console, bool(life.episodes)))
-        tell.advise(scores or {})
-        if scores:
-            last = {key: metrics[key] for key in ("iteration", "global_step")} | scores
-            file.write(last)
-            mirrors.write(last)
-    found = metrics | (scores or {})
-    return Run(folder.path, kept.checkpoint, policy, world.spec, found, scores is not None)
-
-
-def _iteration(
-    life: Life, config: Config, policy: LSTMWrapper, device: torch.device
-) -> dict[str, int | float]:
-    """Live one iteration, and after some evaluate what was learnt so far."""
-    metrics, interval = life.go_on(), config.trainer.eval_interval
-    if interval and life.iteration % interval == 0 and life.iteration < config.iterations and life.episodes:
-        metrics |= evaluation_on_the_way(config, policy, device)
-    return metrics
 
 
 def _score(config: Config, metrics: Mapping[str, int | float]) -> tuple[bool, float | None]:
@@ -227,29 +250,14 @@ def _mirrors(asked: _Asked, folder: RunFolder, life: Life, console: RunConsole) 
         raise
 
 
-def _evaluated(
-    config: Config, policy: LSTMWrapper, device: torch.device, console: RunConsole, ended: bool
-) -> dict[str, int | float]:
+def _evaluated(stage: _Stage, ended: bool) -> Numbers:
     """Evaluate what was learnt."""
+    config, say = stage.asked.config, stage.console.say
     if not ended:
-        console.say("no episode ended, so there is no return to evaluate.")
+        say("no episode ended, so there is no return to evaluate.")
         return {}
-    console.say(f"evaluating {config.trainer.eval_episodes:,} episodes, with its memory and without")
-    return final_evaluation(config, policy, device)
-
-
-def _lessons(config: Config, world: World, policy: LSTMWrapper) -> list[Lesson]:
-    """Let all teachers live along, each by a name of its own."""
-    device, lessons = next(policy.parameters()).device, dict[str, Lesson]()
-    rows = config.trainer.minibatch_size // config.trainer.bptt_horizon
-    for number, teacher in enumerate(config.trainer.teachers, 1):
-        name = Path(teacher.run).name
-        name = f"{name}-{number}" if name in lessons else name
-        known = load_teacher(teacher.run, world, device)
-        lesson = Lesson(name, known, teacher, agents=world.agents, at_once=rows)
-        lesson.require_same_actions(policy)
-        lessons[name] = lesson
-    return list(lessons.values())
+    say(f"evaluating {config.trainer.eval_episodes:,} episodes, with its memory and without")
+    return final_evaluation(config, stage.policy, stage.asked.device)
 
 
 @contextmanager

@@ -179,7 +179,7 @@ def test_a_run_that_is_not_there_is_told(refused, tmp_path):
     )
     assert refused(tmp_path) == f"{tmp_path} is a folder without config.json, so it is no run."
     (tmp_path / "config.json").write_text(Config().model_dump_json())
-    assert "has the run ended?" in refused(tmp_path)
+    assert "has the run saved one?" in refused(tmp_path)
 
 
 def test_naming_no_run_or_two_is_told(refused, runs):

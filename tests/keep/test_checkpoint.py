@@ -8,6 +8,7 @@ import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from holdfast.build import build_policy, build_world, load_policy
 from holdfast.config import change
@@ -18,6 +19,7 @@ from holdfast.keep.packed import unpack
 from holdfast.life import Life
 from holdfast.recipes import find_recipe
 from holdfast.resume import find_resumed
+from holdfast.worlds import make_world
 from kept import TINY, run
 
 NAMES = ("config.json", "model.safetensors", "trainer_state.safetensors", "live_memories.safetensors")
@@ -73,6 +75,23 @@ def test_a_checkpoint_tells_weights_trainer_state_memories_and_world_apart(train
         range(len(list(trained.policy.parameters())))
     )
     assert "_to_query" in str(saved.world())
+
+
+def test_saved_weights_give_the_same_thoughts(trained):
+    loaded, _ = load_policy(trained.folder, CPU)
+    world = make_world("recall", agents=6)
+    obs, first = world.reset().obs, torch.ones(6, dtype=torch.bool)
+    state = loaded.lstm.cell.initial(6)
+    with torch.no_grad():
+        thoughts = [policy.unroll(obs, first, state)[0] for policy in (trained.policy, loaded)]
+    assert torch.equal(thoughts[0].logits, thoughts[1].logits)
+    assert torch.equal(thoughts[0].values, thoughts[1].values)
+
+
+def test_live_memories_are_not_weights(trained):
+    kept = load_file(trained.checkpoint / "model.safetensors")
+    assert kept.keys() == trained.policy.state_dict().keys()
+    assert not any(8 in leaf.shape[:1] and leaf.dim() == 3 for leaf in kept.values())
 
 
 def test_every_file_carries_a_checksum(trained):
@@ -227,7 +246,7 @@ def test_the_format_before_still_loads_and_no_training_goes_on_from_it(copy, tra
     policy, _ = load_policy(copy, CPU)
     weights = trained.policy.state_dict()
     assert all(torch.equal(weights[name], weight) for name, weight in policy.state_dict().items())
-    with pytest.raises(ConfigError, match=r"has weights alone, as versions before 0\.7 saved them"):
+    with pytest.raises(ConfigError, match=r"has weights alone, as earlier versions saved them"):
         find_resumed(copy, {})
 
 
@@ -249,6 +268,20 @@ def test_the_last_few_are_kept_and_the_best(tmp_path):
     assert names(folder) == ["000001", "000004", "000005", "best", "latest"]
     assert (folder.checkpoints / "best").resolve().name == "000001"
     assert (folder.checkpoints / "latest").resolve().name == "000005"
+
+
+def test_the_best_before_an_interruption_stays_the_best(tmp_path):
+    folder = RunFolder(tmp_path)
+    kept = keeper(folder)
+    for iteration, score in enumerate([3.0, 1.0]):
+        kept.saw(moment(iteration, score=score))
+    kept.at_last()
+    kept = keeper(folder, since=open_checkpoint(folder.checkpoints / "latest"))
+    for iteration, score in ((2, 2.0), (3, 1.0), (4, 2.5)):
+        kept.saw(moment(iteration, score=score))
+    kept.at_last()
+    assert (folder.checkpoints / "best").resolve().name == "000000"
+    assert names(folder) == ["000000", "000003", "000004", "best", "latest"]
 
 
 def test_zero_keeps_all(tmp_path):

@@ -4,7 +4,7 @@ from holdfast.keep.checkpoint import Checkpoint, Moment, made_with, open_checkpo
 from holdfast.keep.folder import GRAPH, RunFolder, create_folder, described, load_weights
 from holdfast.keep.kept import Kept
 from holdfast.keep.packed import DamagedError, copied
-from holdfast.keep.stop import listening_for_stop
+from holdfast.keep.stop import StopRequest, listening_for_stop
 
 __all__ = [
     "GRAPH",
@@ -13,6 +13,7 @@ __all__ = [
     "Kept",
     "Moment",
     "RunFolder",
+    "StopRequest",
     "copied",
     "create_folder",
     "described",

@@ -75,7 +75,7 @@ class Checkpoint:
         """Refuse a checkpoint that no training can go on from."""
         if self.format == 1:
             raise ConfigError(
-                f"{self.path} has weights alone, as versions before 0.7 saved them: it can be evaluated, "
+                f"{self.path} has weights alone, as earlier versions saved them: it can be evaluated, "
                 "played, checked and exported, but a training cannot go on from it."
             )
 

@@ -95,6 +95,14 @@ class RunFolder:
             raise DamagedError(f"{self.path} has no whole checkpoint; {len(found)} are damaged.")
         raise ConfigError(f"{self.path} holds no checkpoint; has the run saved one?")
 
+    def best_score(self) -> float | None:
+        """Read how good the best checkpoint is; none: there is none, or it is damaged."""
+        best = self.checkpoints / "best"
+        try:
+            return open_checkpoint(best).score if best.exists() else None
+        except DamagedError:
+            return None
+
     def clean(self, since: Checkpoint) -> None:
         """Put aside what is newer than a checkpoint, and so damaged, and remove what was never finished."""
         for path in self.numbered():

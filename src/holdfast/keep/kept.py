@@ -28,7 +28,6 @@ class Kept:
         keep: int,
         alarm: Callable[[str], object],
         since: Checkpoint | None = None,
-        best: float | None = None,
     ) -> None:
         self._folder, self._about, self._made_with, self._alarm = folder, about, dict(made_with), alarm
         self._interval, self._keep = interval, keep
@@ -38,7 +37,7 @@ class Kept:
         self._under_way: Future[Path] | None = None
         # The latest iteration that is saved or being saved, and the latest that is on the disk.
         self._saved = self._whole = -1 if since is None else since.iteration
-        self._best = best
+        self._best = folder.best_score()
         self.checkpoint: Path | None = None if since is None else since.path
         """The latest one; none: nothing good was there to save."""
         self.lost: OSError | None = None
