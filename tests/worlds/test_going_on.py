@@ -1,8 +1,10 @@
 """A world that is put back to where it was goes on as if it had never stopped, bit for bit."""
 
 import random
+import re
 from copy import deepcopy
 from dataclasses import fields, replace
+from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -22,6 +24,7 @@ from holdfast.worlds.gym import GymWorld, diary
 from holdfast.worlds.inputs import WithInputs
 from holdfast.worlds.kind import flat_leaves
 from holdfast.worlds.mixture import Mixture
+from holdfast.worlds.recorded import Recorded
 from holdfast.worlds.step import Anew, Keeps
 from holdfast.worlds.watched import Watched, watched
 
@@ -394,6 +397,16 @@ def test_a_world_of_your_own_goes_on_if_it_can():
         assert not rest[0].reward.any()
 
 
+def test_the_world_in_the_guide_goes_on():
+    guide = (Path(__file__).parents[2] / "docs" / "worlds.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
+    names = {}
+    for block in (each for each in blocks if "class Echo" in each or "class Lasting" in each):
+        exec(block, names)
+    assert goes_on(lambda: watched(names["Lasting"](5)), 6, 20)
+    assert interrupted(lambda: watched(names["Echo"](5)), 6, 20)[2].who.all()
+
+
 def inputs_of(world):
     return WithInputs(world, previous_action=True, previous_reward=True, tell_first=True)
 
@@ -629,6 +642,21 @@ def test_noted_faults_are_kept():
     with pytest.raises(ContractError, match="step 7: agent 2 got a reward that is not finite"):
         other.settle()
     assert isinstance(other, Watched)
+
+
+def test_what_no_step_writes_stays_where_a_recording_reads_it():
+    one, other = (make_world("recall", agents=4, seed=seed, delay=3) for seed in (1, 2))
+    other.reset()
+    recorded = Recorded.__new__(Recorded)
+    recorded._places = {"_cue": torch.zeros(4).long()}
+    views, cue = one._views, one._cue
+    views.zero_()
+    kept = {"_views": other._views.clone(), "_cue": other._cue.clone()}
+    recorded.put_back(one, kept)
+    assert one._views is views
+    assert one._cue is not cue
+    assert torch.equal(views, other._views)
+    assert torch.equal(one._cue, other._cue)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
