@@ -83,12 +83,9 @@ class WithInputs:
         if anew is None:
             return None
         self._lie_on(anew.who.device)
-        again = anew.who[:, None]
-        action, reward = torch.where(again, 0.0, self._action), torch.where(again, 0.0, self._reward)
-        acted = torch.where(anew.who, anew.step.valid, self._acted)
-        told = self._tell(anew.step, action, reward)
-        # What telling remembers is what everybody would see; only those who begin anew do.
-        self._action, self._reward, self._acted = action, reward, acted
+        acted = self._acted
+        told = self._tell(replace(anew.step, first=anew.who), self._action, self._reward)
+        self._acted = torch.where(anew.who, anew.step.valid, acted)
         return replace(anew, step=told)
 
     def _lie_on(self, device: torch.device) -> None:
