@@ -17,9 +17,9 @@ LONG = {"trainer__total_timesteps": 64 * 60, "trainer__checkpoint_interval": 1, 
 """A checkpoint after every iteration: much of the time one is being written."""
 
 
-def start(folder, given):
+def start(folder, given, script="import sys; from holdfast.cli import main; sys.exit(main())"):
     return subprocess.Popen(
-        [sys.executable, "-c", "import sys; from holdfast.cli import main; sys.exit(main())", *given],
+        [sys.executable, "-c", script, *given],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -84,6 +84,44 @@ def test_asked_to_end_at_any_moment_a_run_goes_on_where_it_was(tmp_path, times):
         assert f"it goes on by: holdfast train --resume {parts}" in out
         # Of what is promised, not of how fast this machine is.
         assert took < 10
+
+
+DYING = """
+import os, signal, sys
+from holdfast.cli import main
+from holdfast.keep import checkpoint
+
+real, left = checkpoint.{name}, [{after}]
+
+def dying(*given):
+    left[0] -= 1
+    if not left[0]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real(*given)
+
+checkpoint.{name} = dying
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "after"),
+    [
+        ("_write", 15),  # in the third checkpoint, at one of its files
+        pytest.param("_write", 18, marks=pytest.mark.slow),  # at its list of files
+        pytest.param("_sync", 8, marks=pytest.mark.slow),  # whole, but not renamed
+        pytest.param("point", 3, marks=pytest.mark.slow),  # renamed, but nothing points to it
+    ],
+)
+def test_killed_while_a_checkpoint_is_written_a_run_ends_as_if_it_had_not_been(tmp_path, name, after):
+    whole = start(tmp_path, words(tmp_path, "whole"))
+    assert whole.wait(timeout=120) == 0
+    parts = start(tmp_path, words(tmp_path, "parts"), DYING.format(name=name, after=after))
+    assert parts.wait(timeout=120) == -signal.SIGKILL
+    again = start(tmp_path, ["train", "--resume", str(tmp_path / "parts")])
+    assert again.wait(timeout=120) == 0
+    assert apart(tmp_path / "whole", tmp_path / "parts") == []
+    assert not list((tmp_path / "parts" / "checkpoints").glob(".*"))
 
 
 def test_a_killed_run_loses_at_most_an_interval(tmp_path):

@@ -22,7 +22,16 @@ from holdfast.worlds.going_on import Anew, state_of
 
 Lessons = Sequence[Lesson]
 LEARNING_RATE = "trainer.optimizer.learning_rate"
-MISFITS = (ContractError, KeyError, IndexError, TypeError, ValueError, RuntimeError, AttributeError)
+MISFITS = (
+    ContractError,
+    KeyError,
+    IndexError,
+    TypeError,
+    ValueError,
+    RuntimeError,
+    AttributeError,
+    OverflowError,
+)
 """What becomes of a part that is not of this run."""
 
 
@@ -141,7 +150,8 @@ class Life:
             _draw_on(taken(trainer, "randomness", dict), self._device)
         except MISFITS as error:
             told = " ".join(str(error).split()) or type(error).__name__
-            raise DamagedError(f"{saved.path} does not fit this run: {told}") from error
+            about = ": " if isinstance(error, ContractError) else " does not fit this run: "
+            raise DamagedError(f"{saved.path}{about}{told}") from error
         if anew is not None:
             self._observer.forget(anew.who)
             for lesson in self._lessons:

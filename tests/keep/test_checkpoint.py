@@ -436,6 +436,6 @@ def test_a_tensor_of_another_shape_is_refused_with_its_name(copy):
     life = Life(config, world, build_policy(config, world, CPU))
     with pytest.raises(
         DamagedError,
-        match=r"does not fit this run: What was saved as 'reward' is \[9\] torch.float32; it must be \[8\]",
+        match=r"000006: What was saved does not fit: 'reward' is \[9\] torch.float32, must be \[8\]",
     ):
         life.restore(open_checkpoint(path))

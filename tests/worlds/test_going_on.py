@@ -1,8 +1,10 @@
 """A world that is put back to where it was goes on as if it had never stopped, bit for bit."""
 
 import random
+import re
 from copy import deepcopy
 from dataclasses import fields, replace
+from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -22,6 +24,7 @@ from holdfast.worlds.gym import GymWorld, diary
 from holdfast.worlds.inputs import WithInputs
 from holdfast.worlds.kind import flat_leaves
 from holdfast.worlds.mixture import Mixture
+from holdfast.worlds.recorded import Recorded
 from holdfast.worlds.step import Anew, Keeps
 from holdfast.worlds.watched import Watched, watched
 
@@ -332,6 +335,17 @@ def test_who_begins_anew_begins_what_it_has_not_lived(monkeypatch):
     assert opened[1].tolist() == alone
 
 
+def test_who_begins_anew_where_a_reset_was_due_is_not_reset_again(monkeypatch):
+    monkeypatch.setattr(diary, "LONGEST", 2)
+    options = {"autoreset": "next_step", "options": {"max_episode_steps": 5}}
+    whole, rest, anew = interrupted(lambda: watched(cart_poles(**options)), 5, 2)
+    assert whole[0].truncated.all()
+    assert whole[1].first.all()
+    assert anew.who.all()
+    assert rest[0].first.all()
+    assert not rest[1].first.any()
+
+
 def ready():
     poles = SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 3, autoreset_mode=AutoresetMode.NEXT_STEP)
     return GymWorld(3, env=poles)
@@ -394,6 +408,16 @@ def test_a_world_of_your_own_goes_on_if_it_can():
         assert not rest[0].reward.any()
 
 
+def test_the_world_in_the_guide_goes_on():
+    guide = (Path(__file__).parents[2] / "docs" / "worlds.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
+    names = {}
+    for block in (each for each in blocks if "class Echo" in each or "class Lasting" in each):
+        exec(block, names)
+    assert goes_on(lambda: watched(names["Lasting"](5)), 6, 20)
+    assert interrupted(lambda: watched(names["Echo"](5)), 6, 20)[2].who.all()
+
+
 def inputs_of(world):
     return WithInputs(world, previous_action=True, previous_reward=True, tell_first=True)
 
@@ -412,7 +436,7 @@ class Ends(Kept):
     """Puts nobody back but says in which row; before, agent 0 has just ended."""
 
     def tell(self, first):
-        step = super().tell(first)
+        step = super().tell(first | torch.tensor([self.clock == 4, False]))
         over = torch.tensor([self.clock == 3, False])
         trial = torch.tensor([self.clock == 3, self.clock == 3])
         return replace(step, terminated=over, valid=~over, trial=trial)
@@ -424,7 +448,7 @@ class Ends(Kept):
 
 
 def test_nothing_of_the_old_episode_is_told_to_who_begins_anew():
-    whole, rest, _ = interrupted(lambda: watched(Ends()), 3, 0)
+    whole, rest, _ = interrupted(lambda: watched(Ends()), 3, 3)
     before, step = whole[0], rest[0]
     assert (before.terminated.tolist(), before.valid.tolist()) == ([True, False], [False, True])
     assert step.terminated.tolist() == step.truncated.tolist() == [False, False]
@@ -450,6 +474,68 @@ def test_the_guard_goes_on_guarding():
         go_on(other, state_of(one), pending)
         with pytest.raises(ContractError, match="step 4: agent 0 acts on after its episode has ended"):
             lived(other, some_actions(one, 2))
+
+
+class Gone(Kept):
+    """Puts agent 0 back into a row in which it does not act, and opens its episode in the next one."""
+
+    unpaid = False
+
+    def tell(self, first):
+        step = super().tell(first)
+        reward = torch.where(torch.tensor([self.clock == 4, False]) & self.unpaid, torch.nan, step.reward)
+        return replace(step, reward=reward, first=first | torch.tensor([self.clock == 4, False]))
+
+    def restore(self, state):
+        super().restore(state)
+        who = torch.tensor([True, False])
+        return Anew(who, replace(self.tell(who), valid=torch.tensor([self.unpaid, True])), "just so")
+
+
+def test_the_guard_knows_who_acts_and_lives_in_a_new_episode():
+    # It has not acted in the episode that another one follows: no end is missing.
+    assert interrupted_at(Gone, 3)[1].first.tolist() == [True, False]
+
+    class Lives(Gone):
+        unpaid = True
+
+    with pytest.raises(ContractError, match="agent 0 got a reward that is not finite"):
+        interrupted_at(Lives, 3)
+
+
+def interrupted_at(kind, clock):
+    """Go on from a state of which agent 0 had acted, or had not if it acts now, and take a step."""
+    one, other = watched(kind()), watched(kind())
+    pending = one.reset()
+    for action in some_actions(one, clock):
+        pending = one.step(action)
+    state = changed(state_of(one), ["acts"], torch.tensor([not kind.unpaid, True]))
+    step, _ = go_on(other, state, pending)
+    return step, other.step(some_actions(one, 1)[0])
+
+
+class Seldom(Kept):
+    """Agents act in every third row only."""
+
+    def tell(self, first):
+        step = super().tell(first)
+        return replace(step, valid=first | (self.clock % 3 == 0))
+
+
+def test_what_was_done_last_is_shown_until_something_else_is_done():
+    class Again(Seldom):
+        def restore(self, state):
+            super().restore(state)
+            everybody = torch.ones(2, dtype=torch.bool)
+            return Anew(
+                torch.tensor([True, False]), replace(self.tell(everybody), valid=everybody), "just so"
+            )
+
+    whole, rest, _ = interrupted(lambda: inputs_of(Again()), 4, 2)
+    # Of all rows before, somebody acted in the one at 3, and got 4 for it.
+    assert [step.obs["previous_reward"][1].item() for step in whole] == [4, 4, 4]
+    assert [step.obs["previous_reward"][1].item() for step in rest] == [4, 4, 4]
+    assert [step.obs["previous_reward"][0].item() for step in rest] == [0, 5, 5]
 
 
 def test_what_was_done_before_is_forgotten_by_who_begins_anew():
@@ -489,10 +575,27 @@ def poles(agents=2, **options):
     return GymWorld(agents, env="CartPole-v1", previous_action=True, **options)
 
 
+def spoil(tree):
+    """Write something else into everything in a state that can be written into."""
+    if isinstance(tree, torch.Tensor | np.ndarray):
+        tree[...] = 1
+    for each in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ():
+        spoil(each)
+
+
+@pytest.mark.parametrize("make", [recall, lambda: poles(autoreset="next_step"), lambda: inputs_of(Seldom())])
+def test_a_world_does_not_feel_what_is_done_to_its_state(make):
+    one, other = make(), make()
+    assert same_step(one.reset(), other.reset())
+    for action in some_actions(one, 40):
+        spoil(state_of(one))
+        assert same_step(one.step(action), other.step(action))
+
+
 WRONG = [
     (recall, ["world"], ..., "there is no 'world'"),
     (recall, ["world"], 3, "'world' is int, must be dict"),
-    (recall, ["world", "seed"], 1, "kept with seed=1, and this world has seed=0"),
+    (recall, ["world", "seed"], 1, "saved with seed=1, and this has seed=0"),
     (recall, ["world", "tensors", "_cue"], ..., "there is no '_cue'"),
     (recall, ["world", "tensors", "_more"], torch.zeros(4), "Recall has no '_more'"),
     (
@@ -512,7 +615,7 @@ WRONG = [
     (recall, ["steps"], True, "'steps' is bool, must be int"),
     (poles, ["action"], torch.zeros(2, 3), r"'action' is \[2, 3\]"),
     (poles, ["world", "clock"], "3", "'clock' is str, must be int"),
-    (poles, ["world", "mode"], "NEXT_STEP", "kept with mode=NEXT_STEP, and this world has mode=SAME_STEP"),
+    (poles, ["world", "mode"], "NEXT_STEP", "saved with mode=NEXT_STEP, and this has mode=SAME_STEP"),
     (poles, ["world", "ended"], np.zeros(2, bool), "'ended' is ndarray, must be Tensor"),
     (poles, ["world", "envs"], ..., "there is no 'envs'"),
     (poles, ["world", "envs"], [], "a list of 2 environments"),
@@ -534,7 +637,7 @@ def test_a_state_that_does_not_fit_is_refused_before_anything_is_changed(make, p
     world.reset()
     steps = lived(world, some_actions(world, 5))
     before = state_of(world)
-    with pytest.raises(ContractError, match=f"^The state of a world does not fit: .*{told}"):
+    with pytest.raises(ContractError, match=f"^What was saved does not fit: .*{told}"):
         go_on(world, changed(state_of(other), path, value), pending)
     assert same_tree(state_of(world), before)
     assert steps
@@ -549,6 +652,13 @@ def test_a_state_of_other_agents_is_refused(make):
         put_back(world, state_of(other))
     with pytest.raises(ContractError, match=r"in the step that was not answered, .*\[6"):
         go_on(world, state_of(world), other.reset())
+
+
+def test_a_state_of_other_worlds_is_refused():
+    world, other = (make_world("mixture", 6, parts=parts) for parts in (PARTS, "recall + n_back"))
+    other.reset()
+    with pytest.raises(ContractError, match="it was kept of 2 worlds, and there are 3"):
+        put_back(world, state_of(other))
 
 
 @pytest.mark.parametrize(
@@ -629,6 +739,21 @@ def test_noted_faults_are_kept():
     with pytest.raises(ContractError, match="step 7: agent 2 got a reward that is not finite"):
         other.settle()
     assert isinstance(other, Watched)
+
+
+def test_what_no_step_writes_stays_where_a_recording_reads_it():
+    one, other = (make_world("recall", agents=4, seed=seed, delay=3) for seed in (1, 2))
+    other.reset()
+    recorded = Recorded.__new__(Recorded)
+    recorded._places = {"_cue": torch.zeros(4).long()}
+    views, cue = one._views, one._cue
+    views.zero_()
+    kept = {"_views": other._views.clone(), "_cue": other._cue.clone()}
+    recorded.put_back(one, kept)
+    assert one._views is views
+    assert one._cue is not cue
+    assert torch.equal(views, other._views)
+    assert torch.equal(one._cue, other._cue)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")

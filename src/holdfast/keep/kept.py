@@ -54,8 +54,8 @@ class Kept:
         One that was `judged` by an evaluation, and is the best so far, is saved too.
         """
         self._latest.append(moment)
-        if judged:
-            # What is being written may be the best so far.
+        if judged or not self.is_writing:
+            # What is being written may be the best so far; what was written may have failed.
             self._settle()
         due = self._interval > 0 and moment.iteration % self._interval == 0
         better = judged and moment.score is not None and (self._best is None or moment.score > self._best)

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from holdfast.errors import ConfigError, ContractError
+from holdfast.saved import misfit, require_same, taken, tensor_like
 from holdfast.shapes import Bool, Int, Shaped, Tensor, UInt8
 from holdfast.worlds import draws, tokens
-from holdfast.worlds.going_on import entry, misfit, require_same, tensor_of
 from holdfast.worlds.recorded import Recorded, tensors_of
 from holdfast.worlds.step import Feature, Step, WorldSpec, check_actions
 
@@ -103,11 +103,11 @@ class Embedded(ABC):
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on where a world made with the same arguments was."""
         require_same(state, "seed", self.seed)
-        kept, own = entry(state, "tensors", dict), tensors_of(self)
+        kept, own = taken(state, "tensors", dict), tensors_of(self)
         odd = sorted(str(name) for name in kept.keys() - own.keys())
         if odd:
             raise misfit(f"{type(self).__name__} has no {odd[0]!r}")
-        tensors = {name: tensor_of(kept, name, each) for name, each in own.items()}
+        tensors = {name: tensor_like(kept, name, each) for name, each in own.items()}
         if self._recorded is None:
             vars(self).update(tensors)
         else:

@@ -7,7 +7,8 @@ import numpy as np
 import torch
 
 from holdfast.errors import ContractError, HoldfastError
-from holdfast.shapes import Shaped, Tensor
+from holdfast.saved import misfit
+from holdfast.shapes import Tensor
 from holdfast.worlds.kind import Kinds
 from holdfast.worlds.seen import choose, nothing_seen
 from holdfast.worlds.step import Anew, Keeps, Step, World, WorldSpec
@@ -91,41 +92,6 @@ def unread(spec: WorldSpec, agents: int, device: torch.device) -> Step:
     obs = nothing_seen(spec.sight, agents).to(device)
     last = obs if spec.truncates == "always" else None
     return Step(obs, torch.zeros(agents, device=device), *[nobody] * 5, last_obs=last)
-
-
-def misfit(what: str) -> ContractError:
-    """Say that a state is not one of this world."""
-    return ContractError(
-        f"The state of a world does not fit: {what}. Go on in the world that it was kept of, made with the "
-        "same keys, or begin a new run."
-    )
-
-
-def entry(state: object, key: str, kind: type[T]) -> T:
-    """Read one entry of a state; one that is missing or of another kind is refused."""
-    if not isinstance(state, Mapping):
-        raise misfit(f"it is {type(state).__name__}, must be a dict with {key!r}")
-    if key not in state:
-        raise misfit(f"there is no {key!r}")
-    found = state[key]
-    if not isinstance(found, kind) or (isinstance(found, bool) and kind is int):
-        raise misfit(f"{key!r} is {type(found).__name__}, must be {kind.__name__}")
-    return found
-
-
-def require_same(state: Mapping[str, Any], key: str, now: int | str) -> None:
-    """Refuse a state that was kept of a world made otherwise."""
-    kept = entry(state, key, type(now))
-    if kept != now:
-        raise misfit(f"it was kept with {key}={kept}, and this world has {key}={now}")
-
-
-def tensor_of(state: Mapping[str, Any], key: str, like: Shaped[Tensor, "*shape"]) -> Shaped[Tensor, "*shape"]:
-    """Copy one tensor of a state to where `like` lies; another shape or kind of numbers is refused."""
-    found = entry(state, key, Tensor)
-    if found.shape != like.shape or found.dtype != like.dtype:
-        raise misfit(f"{key!r} is {list(found.shape)} {found.dtype}, must be {list(like.shape)} {like.dtype}")
-    return found.to(like.device, copy=True)
 
 
 def _require_plain(tree: object, place: str) -> None:

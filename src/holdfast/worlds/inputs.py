@@ -10,8 +10,9 @@ from gymnasium import spaces
 from tensordict import TensorDict
 
 from holdfast.errors import ConfigError, ContractError
+from holdfast.saved import taken, tensor_like
 from holdfast.shapes import Bool, Float, Shaped, Tensor
-from holdfast.worlds.going_on import entry, put_back, state_of, tensor_of
+from holdfast.worlds.going_on import put_back, state_of
 from holdfast.worlds.seen import Seen
 from holdfast.worlds.step import Anew, Step, World, WorldSpec
 
@@ -75,20 +76,17 @@ class WithInputs:
 
     def restore(self, state: Mapping[str, Any]) -> Anew | None:
         """Go on from there; who begins anew did nothing before."""
-        action = tensor_of(state, "action", torch.zeros(self.agents, len(self._low)))
-        reward = tensor_of(state, "reward", torch.zeros(self.agents, 1))
-        acted = tensor_of(state, "acted", torch.zeros(self.agents, dtype=torch.bool))
-        anew = put_back(self.world, entry(state, "world", dict))
+        action = tensor_like(state, "action", torch.zeros(self.agents, len(self._low)))
+        reward = tensor_like(state, "reward", torch.zeros(self.agents, 1))
+        acted = tensor_like(state, "acted", torch.zeros(self.agents, dtype=torch.bool))
+        anew = put_back(self.world, taken(state, "world", dict))
         self._action, self._reward, self._acted = action, reward, acted
         if anew is None:
             return None
         self._lie_on(anew.who.device)
-        again = anew.who[:, None]
-        action, reward = torch.where(again, 0.0, self._action), torch.where(again, 0.0, self._reward)
-        acted = torch.where(anew.who, anew.step.valid, self._acted)
-        told = self._tell(anew.step, action, reward)
-        # What telling remembers is what everybody would see; only those who begin anew do.
-        self._action, self._reward, self._acted = action, reward, acted
+        acted = self._acted
+        told = self._tell(replace(anew.step, first=anew.who), self._action, self._reward)
+        self._acted = torch.where(anew.who, anew.step.valid, acted)
         return replace(anew, step=told)
 
     def _lie_on(self, device: torch.device) -> None:

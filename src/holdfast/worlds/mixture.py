@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from holdfast.errors import ConfigError, ContractError
+from holdfast.saved import misfit, taken
 from holdfast.shapes import Shaped, Tensor, UInt8
 from holdfast.worlds import tokens
-from holdfast.worlds.going_on import entry, misfit, put_back, state_of, unread
+from holdfast.worlds.going_on import put_back, state_of, unread
 from holdfast.worlds.seen import Seen
 from holdfast.worlds.step import Anew, Closes, Feature, Step, World, WorldSpec, check_actions
 from holdfast.worlds.watched import Watched
@@ -85,7 +86,7 @@ class Mixture:
 
     def restore(self, state: Mapping[str, Any]) -> Anew | None:
         """Put the worlds back one by one."""
-        parts = entry(state, "parts", list)
+        parts = taken(state, "parts", list)
         if len(parts) != len(self._guarded):
             raise misfit(f"it was kept of {len(parts)} worlds, and there are {len(self._guarded)}")
         found = [put_back(*each) for each in zip(self._guarded, parts, strict=True)]

@@ -9,8 +9,9 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from holdfast.errors import ContractError, HoldfastError
+from holdfast.saved import taken, tensor_like
 from holdfast.shapes import Bool, Shaped, Tensor
-from holdfast.worlds.going_on import entry, put_back, state_of, tensor_of
+from holdfast.worlds.going_on import put_back, state_of
 from holdfast.worlds.kind import Kinds
 from holdfast.worlds.seen import Seen, choices_outside, leaves_of
 from holdfast.worlds.step import Anew, Step, World
@@ -99,10 +100,10 @@ class Watched:
 
     def restore(self, state: Mapping[str, Any]) -> Anew | None:
         """Put the world back, and guard it as if it had never stopped."""
-        steps = entry(state, "steps", int)
+        steps = taken(state, "steps", int)
         likes = {name: torch.zeros(self.agents, dtype=dtype) for name, dtype in NOTED.items()}
-        noted = {f"_{name}": tensor_of(state, name, like) for name, like in likes.items()}
-        anew = put_back(self.world, entry(state, "world", dict))
+        noted = {f"_{name}": tensor_like(state, name, like) for name, like in likes.items()}
+        anew = put_back(self.world, taken(state, "world", dict))
         self._steps = steps
         vars(self).update(noted)
         if anew is not None:

@@ -7,7 +7,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from holdfast.worlds.going_on import entry, misfit
+from holdfast.saved import misfit, taken
 
 LONGEST = 100_000
 """Actions of an episode that are noted; one that goes on longer cannot be lived again."""
@@ -97,7 +97,7 @@ def bytes_of_action(space: gymnasium.Space[Any]) -> int:
 def require_diary(told: Any, space: gymnasium.Space[Any]) -> None:
     """Refuse what no diary says."""
     for key, kinds in KINDS.items():
-        found = entry(told, key, object)
+        found = taken(told, key, object)
         if not isinstance(found, kinds) or (isinstance(found, bool) and bool not in kinds):
             raise misfit(f"{key!r} of an environment is {type(found).__name__}")
     actions = told["actions"]

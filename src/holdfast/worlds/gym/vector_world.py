@@ -11,9 +11,9 @@ import torch
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from holdfast.errors import ContractError
+from holdfast.saved import misfit, require_same, taken, tensor_like
 from holdfast.shapes import Shaped, Tensor
 from holdfast.worlds import draws
-from holdfast.worlds.going_on import entry, misfit, require_same, tensor_of
 from holdfast.worlds.gym.acts import Acts
 from holdfast.worlds.gym.build import Built
 from holdfast.worlds.gym.diary import require_diary
@@ -121,8 +121,8 @@ class VectorWorld:
         """Let every environment live its episode again; if it cannot, begin one that it has not lived."""
         require_same(state, "seed", self.seed)
         require_same(state, "mode", self.mode.name)
-        clock = entry(state, "clock", int)
-        ended = tensor_of(state, "ended", torch.zeros(self.agents, dtype=torch.bool)).numpy()
+        clock = taken(state, "clock", int)
+        ended = tensor_like(state, "ended", torch.zeros(self.agents, dtype=torch.bool)).numpy()
         envs = self._told_of(state)
         # Everything is fresh first: no reset is due anywhere, and every environment has a generator.
         self._clock = 0
@@ -138,7 +138,7 @@ class VectorWorld:
 
     def _told_of(self, state: Mapping[str, Any]) -> list[Any] | None:
         """Take what the environments told; None where that is of no use here."""
-        envs = entry(state, "envs", object)
+        envs = taken(state, "envs", object)
         if envs is None or self._ours is None:
             return None
         if not isinstance(envs, list) or len(envs) != self.agents:
