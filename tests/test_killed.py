@@ -13,7 +13,7 @@ import pytest
 from kept import apart, lines_of, words
 
 ROOT = Path(__file__).parents[1]
-LONG = {"trainer__total_timesteps": 64 * 60, "trainer__checkpoint_interval": 1, "policy__hidden_size": 64}
+LONG = {"trainer__total_timesteps": 64 * 100, "trainer__checkpoint_interval": 1, "policy__hidden_size": 64}
 """A checkpoint after every iteration: much of the time one is being written."""
 
 
@@ -130,7 +130,7 @@ def test_killed_while_a_checkpoint_is_written_a_run_ends_as_if_it_had_not_been(t
     assert not list((tmp_path / "parts" / "checkpoints").glob(".*"))
 
 
-def test_a_killed_run_loses_at_most_an_interval(tmp_path):
+def test_a_killed_run_loses_at_most_an_interval_and_the_iteration_it_was_written_in(tmp_path):
     process = start(tmp_path, words(tmp_path, "x", **{**LONG, "trainer__checkpoint_interval": 3}))
     while lived(tmp_path / "x") < 14:
         assert process.poll() is None, process.communicate()
@@ -139,5 +139,4 @@ def test_a_killed_run_loses_at_most_an_interval(tmp_path):
     process.communicate()
     there = len(lines_of(tmp_path / "x"))
     saved = max(int(path.name) for path in (tmp_path / "x" / "checkpoints").glob("[0-9]*"))
-    # And the one that was being written.
-    assert there - saved <= 2 * 3
+    assert there - saved <= 3 + 1

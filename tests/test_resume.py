@@ -3,6 +3,7 @@
 import json
 import shutil
 import signal
+from contextlib import contextmanager
 
 import gymnasium
 import numpy as np
@@ -11,13 +12,14 @@ import torch
 from gymnasium import spaces
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 from torch import nn
 
 import holdfast
+from holdfast import resume
 from holdfast.cli import main
-from holdfast.errors import ConfigError
 from holdfast.experience import Collector
-from holdfast.keep import RunFolder
+from holdfast.keep import RunFolder, made_with
 from holdfast.learn import Learner
 from holdfast.policies import Fast
 from holdfast.report import RunConsole
@@ -193,10 +195,11 @@ def test_an_error_in_the_middle_costs_nothing_that_was_lived(tmp_path, monkeypat
     assert apart(whole.folder, tmp_path / "parts") == []
 
 
-def test_a_finished_run_is_evaluated_again_and_stays_as_it_was(tmp_path):
+def test_a_finished_run_is_evaluated_again_and_stays_as_it_was(tmp_path, capsys):
     made = run(tmp_path)
     before = lines_of(made.folder)
     again = holdfast.train(resume=made.folder)
+    assert "; it is finished: for longer, give trainer.total_timesteps=N" in capsys.readouterr().out
     assert again.finished
     assert lines_of(made.folder) == before
     assert again.checkpoint == made.checkpoint
@@ -208,7 +211,11 @@ def test_a_run_goes_on_for_longer_than_it_was_to(tmp_path, capsys):
     assert [line["iteration"] for line in lines_of(made.folder)] == [1, 2, 3, 4, 5, 6, 7, 8, 8]
     assert longer.checkpoint.name == "000008"
     assert json.loads((made.folder / "config.json").read_text())["trainer"]["total_timesteps"] == 512
-    assert "goes on after iteration 6 of 8, step 384, from 000006" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "goes on after iteration 6 of 8, step 384, from 000006\n" in said
+    assert (
+        "changed: trainer.total_timesteps 384 → 512, what is scheduled now goes on to the new end\n" in said
+    )
     assert (made.folder / "command.txt").read_text().count("command: ") == 2
 
 
@@ -259,13 +266,23 @@ def test_a_folder_that_is_no_run_is_told(tmp_path, capsys):
     assert "there is no such folder; give a run's, for example runs/NAME." in capsys.readouterr().err
     assert main(["train", "--resume", str(tmp_path)]) == 2
     assert "holds no checkpoint; has the run saved one?" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+    made = run(tmp_path)
+    capsys.readouterr()
+    assert main(["train", "--resume", f"{made.folder}/checkpoints/latest"]) == 2
+    assert f"it is one: give the run's folder, {made.folder}." in capsys.readouterr().err
 
 
 def test_other_versions_and_threads_are_told_as_not_bit_exact(tmp_path, capsys):
     from keep.test_checkpoint import sign
 
     made = run(tmp_path)
-    told = {"torch": "2.0", "threads": 1, "device": "cpu", "machine": "x86_64"}
+    told = {
+        "torch": "2.0",
+        "threads": torch.get_num_threads(),
+        "device": "cpu",
+        "machine": made_with(torch.device("cpu"))["machine"],
+    }
     sign(made.checkpoint, made_with=told)
     capsys.readouterr()
     holdfast.train(resume=made.folder)
@@ -337,9 +354,56 @@ def test_a_tracker_of_a_run_that_goes_on_has_every_step_once(tmp_path, monkeypat
     assert [each.step for each in events.Scalars("losses/entropy")] == [64, 128, 192, 256, 320, 384]
 
 
-def test_teachers_that_are_gone_are_told_before_anything_is_touched(tmp_path):
-    teacher = run(tmp_path, "teacher")
-    made = run(tmp_path, "taught", trainer__teachers=str(teacher.folder))
-    shutil.rmtree(teacher.folder)
-    with pytest.raises(ConfigError, match="teacher is no run's folder"):
-        holdfast.train(resume=made.folder)
+def test_a_teacher_may_go_on_or_go_away_meanwhile(tmp_path, monkeypatch):
+    teacher = run(tmp_path, "teacher", seed=1)
+    keys = {"trainer__teachers": str(teacher.folder)}
+    whole = run(tmp_path, "whole", **keys)
+    for name in ("on", "away"):
+        with monkeypatch.context() as patched:
+            stopping(patched, Collector, "rollout", 3, ask)
+            parts = run(tmp_path, name, **keys)
+        if name == "on":
+            holdfast.train(None, {"trainer.total_timesteps": 640}, resume=teacher.folder)
+        else:
+            shutil.rmtree(teacher.folder)
+        assert holdfast.train(resume=parts.folder).finished
+        assert apart(whole.folder, parts.folder) == []
+        if name == "on":
+            shutil.rmtree(teacher.folder)
+            teacher = run(tmp_path, "teacher", seed=1)
+
+
+def test_a_teachers_memories_may_lie_in_other_slices(tmp_path, monkeypatch):
+    teacher = run(tmp_path, "teacher", seed=1)
+    keys = {"trainer__teachers": str(teacher.folder), "trainer__minibatch_size": 16}
+    with monkeypatch.context() as patched:
+        stopping(patched, Collector, "rollout", 3, ask)
+        parts = run(tmp_path, "parts", **keys)
+    assert holdfast.train(None, {"trainer.minibatch_size": 32}, resume=parts.folder).finished
+
+
+def test_a_policy_that_was_stopped_is_the_one_that_was_saved(tmp_path, monkeypatch):
+    stopping(monkeypatch, Learner, "_learn_from", 6, ask)
+    made = run(tmp_path)
+    saved = load_file(made.checkpoint / "model.safetensors")
+    assert all(torch.equal(weight, saved[name]) for name, weight in made.policy.state_dict().items())
+
+
+def test_where_to_go_on_is_looked_for_when_nobody_else_can_save_any_more(tmp_path, monkeypatch):
+    made, looked = run(tmp_path), []
+    real_find, real_lock = resume.RunFolder.newest, resume.RunFolder.locked
+
+    @contextmanager
+    def locked(self):
+        with real_lock(self):
+            looked.append("locked")
+            yield
+
+    def newest(self, say):
+        looked.append("looked")
+        return real_find(self, say)
+
+    monkeypatch.setattr(resume.RunFolder, "locked", locked)
+    monkeypatch.setattr(resume.RunFolder, "newest", newest)
+    holdfast.train(resume=made.folder)
+    assert looked == ["locked", "looked"]

@@ -7,8 +7,9 @@ import torch
 
 from holdfast.config import Config, change, read_config
 from holdfast.errors import ConfigError, ContractError
-from holdfast.keep import GRAPH, Checkpoint, RunFolder, load_weights, open_checkpoint
+from holdfast.keep import GRAPH, Checkpoint, RunFolder, described, load_weights, open_checkpoint
 from holdfast.keep.folder import Say
+from holdfast.keep.packed import pack_weights
 from holdfast.knobs import WorldKnobs
 from holdfast.learn import Lesson
 from holdfast.policies import LSTMWrapper, PurePolicy, make_policy
@@ -91,32 +92,37 @@ def config_of(saved: Checkpoint) -> Config:
 
 def policy_config(saved: Checkpoint, config: Config) -> Config:
     """Say how to build the policy of a checkpoint: a component graph as it was saved, wherever it lay."""
-    graph = saved.path / GRAPH
-    return change(config, {"policy.name": f"component:{graph}"}) if graph.exists() else config
+    named = {"policy.name": f"component:{saved.path / GRAPH}"}
+    return change(config, named) if GRAPH in saved.files else config
 
 
-def load_teacher(run: str, world: World, device: torch.device) -> LSTMWrapper:
-    """Build the policy of a run and bind it to another world, by the names of features and actions."""
+def load_teacher(run: str | Path, world: World, device: torch.device) -> tuple[LSTMWrapper, dict[str, bytes]]:
+    """Build the policy of a run and bind it to another world, by the names of features and actions.
+
+    Beside it come the files to build it again by, should that run go on or go away.
+    """
     if not (Path(run) / "config.json").exists():
         raise ConfigError(f"trainer.teachers: {run} is no run's folder; give for example runs/NAME.")
-    policy, _ = load_policy(Path(run), device)
+    policy, config = load_policy(Path(run), device)
+    files = {**described(config, policy), "model.safetensors": pack_weights(policy.state_dict())}
     try:
         if policy.binding.spec is None or policy.binding.spec.words != world.spec.words:
             policy.bind(world.spec, learn=False)
     except ContractError as error:
         raise ConfigError(f"trainer.teachers: {run} cannot live in this world: {error}") from error
-    return policy
+    return policy, files
 
 
-def lessons_of(config: Config, world: World, policy: LSTMWrapper) -> list[Lesson]:
-    """Let all teachers live along, each by a name of its own."""
+def lessons_of(config: Config, world: World, policy: LSTMWrapper, kept: Path | None = None) -> list[Lesson]:
+    """Let all teachers live along, each by a name of its own; `kept` is where a run that goes on has them."""
     device, lessons = next(policy.parameters()).device, dict[str, Lesson]()
     rows = config.trainer.minibatch_size // config.trainer.bptt_horizon
     for number, teacher in enumerate(config.trainer.teachers, 1):
         name = Path(teacher.run).name
         name = f"{name}-{number}" if name in lessons else name
-        known = load_teacher(teacher.run, world, device)
-        lesson = Lesson(name, known, teacher, agents=world.agents, at_once=rows)
+        there = None if kept is None else kept / name
+        known, files = load_teacher(teacher.run if there is None else there, world, device)
+        lesson = Lesson(name, known, teacher, agents=world.agents, at_once=rows, files=files)
         lesson.require_same_actions(policy)
         lessons[name] = lesson
     return list(lessons.values())

@@ -1,5 +1,7 @@
 """Evaluations of a run, on the way and in the end: in worlds it never saw, with its memory and without."""
 
+from collections.abc import Mapping
+
 import torch
 
 from holdfast.check.chance import shared_chance
@@ -51,6 +53,13 @@ def evaluation_on_the_way(
     """
     with shared_chance(unseen_seed(config, ON_THE_WAY)):
         return final_evaluation(config, policy, device, ON_THE_WAY)
+
+
+def score_of(config: Config, metrics: Mapping[str, int | float]) -> tuple[bool, float | None]:
+    """Say whether an evaluation judged these weights, and how good they are; without any, training does."""
+    by = "eval/return_mean" if config.trainer.eval_interval else "charts/episodic_return"
+    score = metrics.get(by)
+    return "eval/return_mean" in metrics, None if score is None else float(score)
 
 
 def _worlds_to_play(config: Config) -> dict[str, WorldKnobs]:

@@ -125,7 +125,7 @@ class Life:
             copied(self._policy.state_dict()),
             copied(trainer),
             copied(memories),
-            state_of(self._collector.world),
+            copied(state_of(self._collector.world)),
             score,
         )
 

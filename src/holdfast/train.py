@@ -4,7 +4,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -16,7 +16,7 @@ import torch
 from holdfast.build import build_policy, build_world, lessons_of, pick_device
 from holdfast.config import Config, change
 from holdfast.errors import ConfigError
-from holdfast.exam import evaluation_on_the_way, final_evaluation, require_playable
+from holdfast.exam import evaluation_on_the_way, final_evaluation, require_playable, score_of
 from holdfast.experience.finite import require_finite_weights
 from holdfast.keep import (
     Kept,
@@ -25,6 +25,7 @@ from holdfast.keep import (
     create_folder,
     described,
     listening_for_stop,
+    load_weights,
     made_with,
 )
 from holdfast.life import Life
@@ -41,7 +42,7 @@ from holdfast.report import (
     require_trackers,
     title_of,
 )
-from holdfast.resume import Resumed, find_resumed
+from holdfast.resume import Resumed, find_resumed, holding
 from holdfast.worlds import World, WorldSpec, closing_world
 
 Numbers = dict[str, int | float]
@@ -96,21 +97,24 @@ def train(
     With `resume`, a run's folder, that run goes on as if it had never been interrupted.
     """
     keys = dict(overrides or {})
-    if resume is not None:
-        if recipe is not None:
-            raise ConfigError(f"{resume} goes on by the config it has; leave out the recipe {recipe!r}.")
-        resumed = find_resumed(Path(resume), keys)
-        command = command or f"holdfast.train(resume={str(resume)!r}, overrides={keys!r})"
-        config = resumed.config
-    else:
-        resumed, recipe = None, recipe or recipe_for(keys.get("world", keys.get("world.name")))
+    if resume is None:
+        recipe = recipe or recipe_for(keys.get("world", keys.get("world.name")))
         command = command or f"holdfast.train({recipe!r}, {keys!r})"
-        config = change(find_recipe(recipe), keys)
+        return _begin(recipe, change(find_recipe(recipe), keys), command, None)
+    if recipe is not None:
+        raise ConfigError(f"{resume} goes on by the config it has; leave out the recipe {recipe!r}.")
+    command = command or f"holdfast.train(resume={str(resume)!r}, overrides={keys!r})"
+    with holding(Path(resume)):
+        resumed = find_resumed(Path(resume), keys)
+        return _begin("", resumed.config, command, resumed)
+
+
+def _begin(recipe: str, config: Config, command: str, resumed: Resumed | None) -> Run:
     device = pick_device(config)
     if config.threads:
         torch.set_num_threads(config.threads)
     with _own_randomness(config.seed, device):
-        return _run(_Asked(recipe or "", config, command, device, resumed))
+        return _run(_Asked(recipe, config, command, device, resumed))
 
 
 def _run(asked: _Asked) -> Run:
@@ -121,13 +125,16 @@ def _run(asked: _Asked) -> Run:
         policy = build_policy(config if resumed is None else resumed.to_build, world, asked.device)
         require_playable(config, policy, asked.device)
         require_trackers(**_trackers(config))
-        lessons = lessons_of(config, world, policy)
+        lessons = lessons_of(config, world, policy, None if resumed is None else resumed.folder.teachers)
         traced = None if config.trace is None else Trace(policy, world.agents, config.trace)
         if resumed is None:
             folder = create_folder(config, config.run or _name(config), asked.command, policy)
+            for lesson in lessons:
+                folder.keep_teacher(lesson.name, lesson.files)
         else:
             folder = resumed.folder
-        with folder.locked():
+        # One that goes on is held since before anybody looked into it.
+        with folder.locked() if resumed is None else nullcontext():
             console = _console(asked, folder, policy)
             if resumed is None:
                 _announce(console, asked, folder, [lesson.unknown(world.spec) for lesson in lessons])
@@ -162,6 +169,9 @@ def _live(life: Life, stage: _Stage) -> Run:
                 console.say(told)
         if kept.lost is not None:
             raise kept.lost
+        if stop and kept.checkpoint is not None:
+            # What was broken off in the middle of an update is no policy that anybody saved.
+            load_weights(stage.policy, kept.checkpoint / "model.safetensors")
         scores = stop.until_asked(partial(_evaluated, stage, bool(life.episodes)))
         stage.tell.advise(scores or {})
         if scores:
@@ -186,7 +196,7 @@ def _iterate(
         metrics = lived
         write(metrics)
         stage.console.show(metrics)
-        judged, score = _score(config, metrics)
+        judged, score = score_of(config, metrics)
         kept.saw(life.moment(score, sizes()), judged=judged)
     require_finite_weights(stage.policy, f"after iteration {life.iteration}")
     return metrics
@@ -225,13 +235,6 @@ def _kept(stage: _Stage) -> Kept:
     )
 
 
-def _score(config: Config, metrics: Mapping[str, int | float]) -> tuple[bool, float | None]:
-    """Say whether an evaluation judged these weights, and how good they are; without any, training does."""
-    by = "eval/return_mean" if config.trainer.eval_interval else "charts/episodic_return"
-    score = metrics.get(by)
-    return "eval/return_mean" in metrics, None if score is None else float(score)
-
-
 def _trackers(config: Config) -> dict[str, Any]:
     return {"wandb": config.wandb, "tensorboard": config.tensorboard, "trackio": config.trackio}
 
@@ -254,7 +257,7 @@ def _evaluated(stage: _Stage, ended: bool) -> Numbers:
     """Evaluate what was learnt."""
     config, say = stage.asked.config, stage.console.say
     if not ended:
-        say("no episode ended, so there is no return to evaluate.")
+        say("no episode ended in the training, so none is waited for; holdfast eval plays some.")
         return {}
     say(f"evaluating {config.trainer.eval_episodes:,} episodes, with its memory and without")
     return final_evaluation(config, stage.policy, stage.asked.device)

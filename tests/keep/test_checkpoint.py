@@ -1,20 +1,24 @@
 """What is written is whole or not there; what is damaged is named, and nothing of it is executed."""
 
+import importlib
 import json
 import os
 import pickle
 import random
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+import holdfast
 from holdfast.build import build_policy, build_world, load_policy
+from holdfast.cli import main
 from holdfast.config import change
 from holdfast.errors import ConfigError, HoldfastError
-from holdfast.keep import DamagedError, Kept, Moment, RunFolder, checkpoint, open_checkpoint
-from holdfast.keep.checkpoint import write_checkpoint
+from holdfast.keep import DamagedError, Kept, Moment, RunFolder, checkpoint, made_with, open_checkpoint
+from holdfast.keep.checkpoint import point, write_checkpoint
 from holdfast.keep.packed import unpack
 from holdfast.life import Life
 from holdfast.recipes import find_recipe
@@ -62,7 +66,7 @@ def test_a_checkpoint_tells_weights_trainer_state_memories_and_world_apart(train
         "torch": torch.__version__,
         "threads": 1,
         "device": "cpu",
-        "machine": os.uname().machine,
+        "machine": made_with(CPU)["machine"],
     }
     memories = saved.memories()["policy"]
     assert memories["slices"] == {0: 8}
@@ -226,18 +230,98 @@ def test_without_any_whole_one_there_is_one_clear_error(copy, tmp_path):
     for path in RunFolder(copy).numbered():
         truncated(path / "model.safetensors")
     said = []
-    with pytest.raises(DamagedError, match="has no whole checkpoint; 3 are damaged"):
+    with pytest.raises(
+        DamagedError, match=r"has no whole checkpoint: .*000006/model.safetensors has .* bytes"
+    ):
         RunFolder(copy).newest(said.append)
     assert len(said) == 3
     with pytest.raises(ConfigError, match="holds no checkpoint; has the run saved one"):
         RunFolder(tmp_path / "nobody").newest(said.append)
 
 
-def test_a_newer_format_is_refused_with_what_to_do(copy):
+def test_a_newer_format_is_refused_with_what_to_do_and_not_put_aside(copy, capsys):
     sign(copy / "checkpoints" / "latest", format=3)
-    said = []
-    RunFolder(copy).newest(said.append)
-    assert "has format 3, this version reads up to 2; install a newer holdfast." in said[0]
+    assert main(["train", "--resume", str(copy)]) == 2
+    told = f"{copy}/checkpoints/000006 has format 3, this version reads up to 2; install a newer holdfast."
+    assert told in capsys.readouterr().err
+    assert (copy / "checkpoints" / "000006").exists()
+
+
+def test_what_cannot_be_read_here_is_not_called_damaged(copy, monkeypatch):
+    def broken(*given):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(checkpoint.hashlib, "file_digest", broken)
+    with pytest.raises(OSError, match="000006 cannot be read: Input/output error"):
+        RunFolder(copy).newest(print)
+
+
+def test_what_is_not_listed_is_not_looked_at(copy):
+    path = copy / "checkpoints" / "000006"
+    sign(path, files=dict.fromkeys(NAMES))
+    (path / "agent.yaml").write_text("nonsense")
+    saved = open_checkpoint(path)
+    assert saved.world() is None
+    load_policy(copy, CPU)
+
+
+def test_a_run_copied_by_who_follows_links_goes_on(copy, tmp_path):
+    shutil.copytree(copy, tmp_path / "copied", symlinks=False)
+    assert not (tmp_path / "copied" / "checkpoints" / "latest").is_symlink()
+    again = holdfast.train(None, {"trainer.total_timesteps": 512}, resume=tmp_path / "copied")
+    assert again.checkpoint.name == "000008"
+    assert (tmp_path / "copied" / "checkpoints" / "latest").resolve().name == "000008"
+
+
+def test_pointers_name_what_they_are_to_name_whenever_a_run_was_killed(tmp_path):
+    folder = RunFolder(tmp_path)
+    kept = keeper(folder, keep=0)
+    for iteration, score in enumerate([1.0, 2.0]):
+        kept.saw(moment(iteration, score=score))
+    kept.at_last()
+    # Killed after the third was renamed, and before anything pointed to it.
+    write(folder.checkpoints, 2, score=9.0)
+    point(folder.checkpoints / "latest", "000001")
+    folder.clean(folder.newest(print))
+    assert (folder.checkpoints / "latest").resolve().name == "000002"
+    assert (folder.checkpoints / "best").resolve().name == "000002"
+    kept = keeper(folder, keep=1, since=folder.newest(print))
+    for iteration in (3, 4, 5):
+        kept.saw(moment(iteration, score=3.0))
+    kept.at_last()
+    assert names(folder) == ["000002", "000005", "best", "latest"]
+
+
+@pytest.mark.parametrize("what", ["point", "shutil.rmtree"])
+def test_what_goes_wrong_after_a_checkpoint_is_whole_does_not_count_as_lost(tmp_path, monkeypatch, what):
+    folder, said = RunFolder(tmp_path), []
+    kept = keeper(folder, alarm=said.append, keep=1)
+    kept.saw(moment(1, 1.0))
+    kept.saw(moment(2, 2.0))
+    kept._settle()
+
+    def broken(*given, **named):
+        raise OSError(5, "Input/output error")
+
+    place, _, name = f"{checkpoint.__name__}.{what}".rpartition(".")
+    monkeypatch.setattr(importlib.import_module(place) if "shutil" not in place else shutil, name, broken)
+    kept.saw(moment(3, 3.0))
+    assert kept.at_last().startswith("what was learnt so far is saved: ")
+    assert kept.lost is None
+    assert kept.checkpoint.name == "000003"
+    assert value_of(kept.checkpoint) == 3.0
+    assert any("000003 is saved, but: " in line for line in said)
+
+
+def test_what_cannot_be_written_down_is_told_and_the_run_goes_on(tmp_path):
+    folder, said = RunFolder(tmp_path), []
+    kept = keeper(folder, alarm=said.append)
+    bad = replace(moment(2), world={"what": object()})
+    for each in (moment(1), bad, moment(3)):
+        kept.saw(each)
+    assert kept.at_last().endswith("000003")
+    assert [line for line in said if "A object cannot be saved" in line]
+    assert [path.name for path in folder.numbered()] == ["000003", "000001"]
 
 
 def test_the_format_before_still_loads_and_no_training_goes_on_from_it(copy, trained):

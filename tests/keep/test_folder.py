@@ -89,6 +89,10 @@ def test_files_that_grow_are_cut_to_where_they_were(tmp_path):
         f"{tmp_path}/metrics.jsonl lacks its last 92 bytes; what comes is added to what is there."
     ]
     assert (tmp_path / "metrics.jsonl").read_text() == "one\ntwo\n"
+    # Half a line that is left would spoil the next one.
+    (tmp_path / "metrics.jsonl").write_text("one\ntw")
+    folder.cut({"metrics.jsonl": 8}, said.append)
+    assert (tmp_path / "metrics.jsonl").read_text() == "one\n"
 
 
 def test_two_processes_do_not_train_in_one_folder(tmp_path):

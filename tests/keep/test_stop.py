@@ -6,13 +6,17 @@ import pytest
 from holdfast.keep import listening_for_stop
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_the_first_signal_asks_and_the_second_insists(number):
     said = []
     with listening_for_stop(said.append) as stop:
         assert not stop
         signal.raise_signal(number)
         assert stop
+        # Not in the handler: a signal may come in the middle of another line.
+        assert said == []
+        assert stop.until_asked(lambda: 5) is None
+        assert stop.until_asked(lambda: 5) is None
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(number)
     # Who asks is told, once.
@@ -62,6 +66,17 @@ def test_the_handlers_from_before_come_back_even_after_an_error():
         break_down()
     assert during != [before[signal.SIGINT]]
     assert {number: signal.getsignal(number) for number in before} == before
+
+
+def test_who_is_started_to_outlive_its_terminal_does():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with listening_for_stop() as stop:
+            signal.raise_signal(signal.SIGHUP)
+            assert not stop
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_another_thread_may_train_but_hears_no_signals():

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from holdfast.errors import ConfigError, ContractError
 from holdfast.keep.packed import DamagedError, on_host, pack, pack_weights, refuse_pickle, unpack
@@ -65,11 +66,13 @@ class Checkpoint:
     """None: format 1 does not say."""
     score: float | None
     made_with: Mapping[str, Any]
+    files: frozenset[str]
+    """What belongs to it; whatever else lies there is not looked at."""
 
     @property
     def has_world(self) -> bool:
         """Whether the world could say where it was."""
-        return (self.path / WORLD).exists()
+        return WORLD in self.files
 
     def require_trainer(self) -> None:
         """Refuse a checkpoint that no training can go on from."""
@@ -107,7 +110,7 @@ def made_with(device: torch.device) -> dict[str, Any]:
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "device": kind,
-        "machine": platform.machine(),
+        "machine": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
     }
 
 
@@ -140,14 +143,18 @@ def write_checkpoint(checkpoints: Path, moment: Moment, about: Mapping[str, byte
         part.rename(final)
         _sync(checkpoints)
         point(checkpoints / "latest", name)
-    except OSError as error:
+    except (OSError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
         shutil.rmtree(part, ignore_errors=True)
-        raise OSError(f"Could not write {final}: {error.strerror or error}.") from error
+        why = error.strerror if isinstance(error, OSError) else None
+        raise OSError(f"Could not write {final}: {why or ' '.join(str(error).split())}.") from error
     return final
 
 
 def point(pointer: Path, name: str) -> None:
     """Let a pointer such as `latest` name another checkpoint, at once or not at all."""
+    if pointer.is_dir() and not pointer.is_symlink():
+        # Who copies a run and follows its links gets a folder here: a second copy of a numbered one.
+        shutil.rmtree(pointer)
     new = pointer.with_name(f".{pointer.name}.part")
     new.unlink(missing_ok=True)
     new.symlink_to(name)
@@ -156,11 +163,14 @@ def point(pointer: Path, name: str) -> None:
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Look at every file of a checkpoint; one that is not whole is refused with the reason."""
+    """Look at every file of a checkpoint; one that is not whole is refused with the reason.
+
+    What may be whole and cannot be read here, for want of rights or of a newer version, is another error.
+    """
     try:
         return _opened(path)
     except OSError as error:
-        raise DamagedError(f"{path} cannot be read: {error.strerror or error}") from error
+        raise OSError(f"{path} cannot be read: {error.strerror or error}.") from error
 
 
 def _opened(path: Path) -> Checkpoint:
@@ -170,8 +180,8 @@ def _opened(path: Path) -> Checkpoint:
     try:
         form = taken(told, "format", int)
         if not 2 <= form <= FORMAT:
-            raise DamagedError(
-                f"{path} has format {form}, this version reads up to {FORMAT}; install a newer holdfast"
+            raise ConfigError(
+                f"{path} has format {form}, this version reads up to {FORMAT}; install a newer holdfast."
             )
         listed = taken(told, "files", dict)
         for name in (CONFIG, WEIGHTS, TRAINER, MEMORIES, *listed):
@@ -180,7 +190,8 @@ def _opened(path: Path) -> Checkpoint:
             _require_whole(path / name, listed[name])
         step, made = taken(told, "global_step", int), taken(told, "made_with", dict)
         score = None if told.get("score") is None else float(told["score"])
-        return Checkpoint(path, form, taken(told, "iteration", int), step, score, made)
+        files = frozenset(map(str, listed))
+        return Checkpoint(path, form, taken(told, "iteration", int), step, score, made, files)
     except (ContractError, TypeError, ValueError) as error:
         raise DamagedError(f"{path / LIST} cannot be read: {error}") from error
 
@@ -195,7 +206,8 @@ def _of_format_1(path: Path) -> Checkpoint:
             raise DamagedError(f"{path / name} is missing")
         refuse_pickle(path / name)
     iteration = path.resolve().name.partition("-")[0]
-    return Checkpoint(path, 1, int(iteration) if iteration.isdecimal() else 0, None, None, {})
+    files = frozenset(file.name for file in path.iterdir())
+    return Checkpoint(path, 1, int(iteration) if iteration.isdecimal() else 0, None, None, {}, files)
 
 
 def _list_of(file: Path) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """A run's folder: what was asked, what was measured, and its checkpoints; nothing is ever half there."""
 
 import fcntl
+import math
 import os
 import platform
 import re
@@ -9,6 +10,7 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
+from operator import itemgetter
 from pathlib import Path
 
 import torch
@@ -18,7 +20,7 @@ from torch import nn
 
 from holdfast.config import Config
 from holdfast.errors import ConfigError, ContractError
-from holdfast.keep.checkpoint import CONFIG, Checkpoint, open_checkpoint
+from holdfast.keep.checkpoint import CONFIG, Checkpoint, open_checkpoint, point
 from holdfast.keep.packed import DamagedError
 from holdfast.policies import ComponentPolicy
 from holdfast.version import __version__
@@ -49,6 +51,11 @@ class RunFolder:
         """Where checkpoints are."""
         return self.path / "checkpoints"
 
+    @property
+    def teachers(self) -> Path:
+        """Where its teachers are, as they were when it began."""
+        return self.path / "teachers"
+
     def sizes(self) -> dict[str, int]:
         """Say how long the files are that grow line by line."""
         return {file.name: file.stat().st_size for file in self._growing() if file.exists()}
@@ -68,6 +75,10 @@ class RunFolder:
                 with file.open("r+b") as opened:
                     opened.truncate(wanted)
             elif there < wanted:
+                if there:
+                    # What is left of its last line would spoil the next one.
+                    with file.open("r+b") as opened:
+                        opened.truncate(opened.read().rfind(b"\n") + 1)
                 say(f"{file} lacks its last {wanted - there:,} bytes; what comes is added to what is there.")
 
     def _growing(self) -> list[Path]:
@@ -86,25 +97,29 @@ class RunFolder:
         pointer, found = self.checkpoints / "latest", self.numbered()
         if pointer.is_symlink() and not pointer.exists():
             say(f"{pointer} points to {os.readlink(pointer)}, which is not there; looking for the newest.")
+        reasons = list[str]()
         for path in found:
             try:
                 return open_checkpoint(path)
             except DamagedError as error:
+                reasons.append(str(error))
                 say(f"{path.name} is damaged and is not used: {error}.")
         if found:
-            raise DamagedError(f"{self.path} has no whole checkpoint; {len(found)} are damaged.")
+            raise DamagedError(f"{self.path} has no whole checkpoint: {'; '.join(reasons)}.")
         raise ConfigError(f"{self.path} holds no checkpoint; has the run saved one?")
 
-    def best_score(self) -> float | None:
-        """Read how good the best checkpoint is; none: there is none, or it is damaged."""
-        best = self.checkpoints / "best"
-        try:
-            return open_checkpoint(best).score if best.exists() else None
-        except DamagedError:
-            return None
+    def best(self) -> tuple[float, Path] | None:
+        """Find the best of the whole checkpoints; none: none was judged."""
+        # Of equals the oldest, as it was when they were made.
+        scores = ((_score_of(path), path) for path in reversed(self.numbered()))
+        judged = [(score, path) for score, path in scores if score is not None and math.isfinite(score)]
+        return max(judged, key=itemgetter(0), default=None)
 
     def clean(self, since: Checkpoint) -> None:
-        """Put aside what is newer than a checkpoint, and so damaged, and remove what was never finished."""
+        """Put aside what is newer than a checkpoint, and so damaged, and remove what was never finished.
+
+        Pointers name what they are to name, whenever the run was interrupted.
+        """
         for path in self.numbered():
             if path == since.path:
                 break
@@ -118,6 +133,16 @@ class RunFolder:
                 part.unlink()
             else:
                 shutil.rmtree(part)
+        point(self.checkpoints / "latest", since.path.name)
+        best = self.best()
+        if best is not None:
+            point(self.checkpoints / "best", best[1].name)
+
+    def keep_teacher(self, name: str, files: Mapping[str, bytes]) -> None:
+        """Keep a teacher: its run may go on, or go away."""
+        (self.teachers / name).mkdir(parents=True)
+        for file, data in files.items():
+            (self.teachers / name / file).write_bytes(data)
 
     def reopen(self, about: Mapping[str, bytes], command: str) -> None:
         """Note by which config and command the run goes on."""
@@ -143,6 +168,14 @@ class RunFolder:
                 told = f"{self.path} is being trained by another process; stop that one first."
                 raise ConfigError(told) from None
             yield
+
+
+def _score_of(path: Path) -> float | None:
+    """Read how good a checkpoint is; none: nobody judged it, or it is damaged."""
+    try:
+        return open_checkpoint(path).score
+    except DamagedError:
+        return None
 
 
 def create_folder(config: Config, name: str, command: str, policy: nn.Module) -> RunFolder:

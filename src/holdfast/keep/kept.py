@@ -1,5 +1,6 @@
 """Checkpoints now and then, and at the end; weights that are no numbers never replace good ones."""
 
+import math
 import shutil
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -37,7 +38,9 @@ class Kept:
         self._under_way: Future[Path] | None = None
         # The latest iteration that is saved or being saved, and the latest that is on the disk.
         self._saved = self._whole = -1 if since is None else since.iteration
-        self._best = folder.best_score()
+        best = folder.best()
+        self._best = None if best is None else best[0]
+        self._trouble = ""
         self.checkpoint: Path | None = None if since is None else since.path
         """The latest one; none: nothing good was there to save."""
         self.lost: OSError | None = None
@@ -53,14 +56,11 @@ class Kept:
 
         One that was `judged` by an evaluation, and is the best so far, is saved too.
         """
+        # Writing goes on beside one iteration, no longer: little more than an interval can be lost.
+        self._settle()
         self._latest.append(moment)
-        if judged or not self.is_writing:
-            # What is being written may be the best so far; what was written may have failed.
-            self._settle()
         due = self._interval > 0 and moment.iteration % self._interval == 0
-        better = judged and moment.score is not None and (self._best is None or moment.score > self._best)
-        if (due or better) and moment.is_finite:
-            self._settle()
+        if (due or (judged and self._is_best(moment))) and moment.is_finite:
             self._saved = moment.iteration
             # Copied from the GPU here: while a step is recorded there, no other thread may ask for anything.
             self._under_way = self._writer.submit(self._write, moment.on_host())
@@ -95,21 +95,35 @@ class Kept:
         """Wait for what is being written; what could not be is tried again with the next one."""
         if self._under_way is None:
             return
+        under_way, self._under_way = self._under_way, None
         try:
-            self.checkpoint, self._whole = self._under_way.result(), self._saved
+            self.checkpoint, self._whole = under_way.result(), self._saved
         except OSError as error:
             self._saved = self._whole
             self._alarm(f"{error} Training goes on, and the next checkpoint is tried in its time.")
-        self._under_way = None
+        if self._trouble:
+            self._alarm(self._trouble)
+            self._trouble = ""
 
     def _write(self, moment: Moment) -> Path:
+        """Write a checkpoint; one that is whole is written, whatever goes wrong afterwards."""
         self._folder.sync()
-        written = write_checkpoint(self._folder.checkpoints, moment, self._about, self._made_with)
-        if moment.score is not None and (self._best is None or moment.score > self._best):
-            self._best = moment.score
-            point(self._folder.checkpoints / "best", written.name)
-        self._let_go()
+        written = self._folder.checkpoints / f"{moment.iteration:06d}"
+        try:
+            write_checkpoint(self._folder.checkpoints, moment, self._about, self._made_with)
+            if self._is_best(moment):
+                self._best = moment.score
+                point(self._folder.checkpoints / "best", written.name)
+            self._let_go()
+        except OSError as error:
+            if not written.exists():
+                raise
+            self._trouble = f"{written} is saved, but: {error}"
         return written
+
+    def _is_best(self, moment: Moment) -> bool:
+        score = moment.score
+        return score is not None and math.isfinite(score) and (self._best is None or score > self._best)
 
     def _let_go(self) -> None:
         """Remove all but the newest few, and the best."""

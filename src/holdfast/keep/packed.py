@@ -46,9 +46,11 @@ def unpack(file: Path) -> Any:
 
 
 def copied(tree: Any) -> Any:
-    """Copy every tensor of a tree where it lies."""
+    """Copy every tensor and array of a tree where it lies."""
     if isinstance(tree, Tensor):
         return tree.clone()
+    if isinstance(tree, np.ndarray):
+        return tree.copy()
     if isinstance(tree, Mapping):
         return {key: copied(part) for key, part in tree.items()}
     if isinstance(tree, list | tuple):

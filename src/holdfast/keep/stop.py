@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM end a run at once; what goes on from is its last whole iteration."""
+"""Ctrl-C, SIGTERM and a terminal that closes end a run at once; it goes on from its last whole iteration."""
 
 import signal
 import threading
@@ -8,6 +8,7 @@ from types import FrameType
 from typing import TypeVar
 
 T = TypeVar("T")
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class _Asked(BaseException):
@@ -29,32 +30,37 @@ class StopRequest:
         try:
             self._may_break_off = True
             try:
-                return None if self.asked else work()
+                if not self.asked:
+                    return work()
             finally:
                 self._may_break_off = False
         except _Asked:
             self._may_break_off = False
-            return None
+        # Not where the signal was heard: that may have been in the middle of another line.
+        if self._say is not None:
+            self._say("stopping; the last whole iteration is saved. Asked again: at once, without saving.")
+            self._say = None
+        return None
 
     def ask(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal."""
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True
-        if self._say is not None:
-            self._say("stopping; the last whole iteration is saved. Asked again: at once, without saving.")
         if self._may_break_off:
             raise _Asked
 
 
 @contextmanager
 def listening_for_stop(say: Callable[[str], object] | None = None) -> Iterator[StopRequest]:
-    """Take over SIGINT and SIGTERM for the time of a run; only the main thread can."""
+    """Take over SIGINT, SIGTERM and SIGHUP for the time of a run; only the main thread can."""
     request = StopRequest(say)
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
-    before = {number: signal.signal(number, request.ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    # Whoever started it so that a signal is ignored (nohup) means that.
+    heard = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, request.ask) for number in heard}
     try:
         yield request
     finally:

@@ -1,6 +1,6 @@
 """Teachers: trained policies that are imitated for a while, each with a memory of its own."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -38,7 +38,18 @@ class Lesson:
     it lives on from rollout to rollout, and is cleared where episodes begin.
     """
 
-    def __init__(self, name: str, policy: LSTMWrapper, knobs: Teacher, *, agents: int, at_once: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        policy: LSTMWrapper,
+        knobs: Teacher,
+        *,
+        agents: int,
+        at_once: int,
+        files: Mapping[str, bytes] | None = None,
+    ) -> None:
+        self.files = files or {}
+        """By which it is built again."""
         self.name, self.policy, self.knobs = name, policy.eval().requires_grad_(False), knobs
         self._slices = {start: min(at_once, agents - start) for start in range(0, agents, at_once)}
         policy.store.open(self._slices)
