@@ -158,8 +158,11 @@ def test_what_cannot_be_read_is_one_error(config, graph, told):
 def test_a_pipe_instead_of_a_graph_is_told_and_not_waited_for():
     folder = folder_of({})
     os.mkfifo(folder / "agent.yaml")
+    # A writer, so that whoever opens it reads something instead of waiting for ever.
+    handle = os.open(folder / "agent.yaml", os.O_RDWR | os.O_NONBLOCK)
     with pytest.raises(ConfigError, match=r"agent.yaml is no file"):
         holdfast.load(folder, trust_code=False)
+    os.close(handle)
 
 
 class Marks:

@@ -17,8 +17,8 @@ from holdfast.shapes import Tensor
 
 BOUND = 1e-5
 """How far an exported file may be from its policy: |a - b| / max(1, |a|)."""
-ROWS = (1, 3)
-STEPS = 100
+ROWS = (1, 3, 17)
+STEPS = 200
 
 
 def run_export(words: Sequence[str]) -> int:
