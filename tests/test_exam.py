@@ -121,4 +121,3 @@ def test_the_episodes_on_the_way_are_others_than_those_in_the_end():
     on_the_way = evaluation_on_the_way(config, policy, CPU)
     assert on_the_way == evaluation_on_the_way(config, policy, CPU)
     assert on_the_way != final_evaluation(config, policy, CPU)
-    assert config.trainer.eval_interval == 0

@@ -202,3 +202,21 @@ def test_what_is_no_player_is_one_line(tmp_path, files, told):
     with pytest.raises(ConfigError, match=told) as caught:
         holdfast.load(folder)
     assert "\n" not in str(caught.value)
+
+
+def test_weights_that_are_tied_are_saved_each_by_its_name(run, tmp_path):
+    policy = copy.deepcopy(run.policy)
+    names = [name for name, _ in policy.named_parameters()]
+    sizes = {tuple(weight.shape): name for name, weight in policy.named_parameters()}
+    lasts = {name: sizes[tuple(policy.get_parameter(name).shape)] for name in names}
+    one, other = next((name, last) for name, last in lasts.items() if name != last)
+    owner, _, leaf = other.rpartition(".")
+    setattr(policy.get_submodule(owner), leaf, policy.get_parameter(one))
+    player = holdfast.Player(policy, holdfast.load(run.folder).config)
+    player.save_pretrained(tmp_path)
+    assert weights_equal(holdfast.load(tmp_path), policy)
+
+
+def test_a_word_that_a_download_does_not_know_is_told(tmp_path):
+    with pytest.raises(ConfigError, match="knows no revison=; what can be said is revision, cache_dir"):
+        holdfast.Player.from_pretrained(tmp_path, revison="main")

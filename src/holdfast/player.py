@@ -8,12 +8,13 @@ from warnings import warn
 
 import torch
 
-from holdfast.build import load_policy
+from holdfast.build import find_checkpoint, policy_of
 from holdfast.config import Config
 from holdfast.errors import ConfigError
 from holdfast.keep.folder import Say
 from holdfast.keep.memories import fingerprint
 from holdfast.keep.playing import Playing
+from holdfast.named_code import refuse_named_code
 from holdfast.policies import LSTMWrapper
 from holdfast.worlds import WorldSpec
 
@@ -57,24 +58,39 @@ class Player:
         return _hub().OnHub(self.policy, self.config).push_to_hub(repo_id, **how)
 
     @classmethod
-    def from_pretrained(cls, name: str | Path, *, device: str = "cpu", **how: Any) -> "Player":
-        """Load from a folder that `save_pretrained` wrote, or by `owner/name` from the Hub."""
-        return cls(*load_policy(_hub().fetch(str(name), **how), torch.device(device)))
+    def from_pretrained(
+        cls, name: str | Path, *, device: str = "cpu", trust_code: bool = False, **how: Any
+    ) -> "Player":
+        """Load from a folder that `save_pretrained` wrote, or by `owner/name` from the Hub.
+
+        A config may name classes, which are imported and run: such a one is refused without `trust_code`.
+        """
+        return cls(*_read(_hub().fetch(str(name), **how), device, warn, trust_code))
 
 
-def load(name: str | Path, device: str = "cpu", *, say: Say = warn) -> Player:
+def load(name: str | Path, device: str = "cpu", *, say: Say = warn, trust_code: bool | None = None) -> Player:
     """Load a player from `runs/NAME`, a checkpoint, a folder saved for the Hub, or `hub:owner/name`.
 
-    A damaged checkpoint is not used; `say` is told of it.
+    A damaged checkpoint is not used; `say` is told of it. Classes that a config names are imported and run
+    with `trust_code`; left out, folders are trusted, as runs of your own, and the Hub is not.
     """
     if str(name).startswith(HUB):
-        return Player.from_pretrained(str(name).removeprefix(HUB), device=device)
-    folder, where = Path(name), torch.device(device)
+        hub = str(name).removeprefix(HUB)
+        return Player.from_pretrained(hub, device=device, trust_code=bool(trust_code))
+    folder = Path(name)
     if not folder.is_dir():
         raise ConfigError(f"{name} is no folder; give runs/NAME, one of its checkpoints, or {HUB}owner/name.")
     if not (folder / "config.json").exists():
         raise ConfigError(f"{folder} has no config.json, so it is no run and no checkpoint.")
-    return Player(*load_policy(folder, where, say))
+    return Player(*_read(folder, device, say, trust_code is not False))
+
+
+def _read(folder: Path, device: str, say: Say, trust_code: bool) -> tuple[LSTMWrapper, Config]:
+    """Build the policy of a folder; of one that is not trusted only if it names no code."""
+    saved = find_checkpoint(folder, say)
+    if not trust_code:
+        refuse_named_code(saved.path)
+    return policy_of(saved, torch.device(device))
 
 
 def _hub() -> ModuleType:

@@ -30,7 +30,7 @@ out logits       [batch, 4] float32
 out value        [batch] float32
 out h_out        [batch, 2, 8] float32
 out c_out        [batch, 2, 8] float32
-largest difference from the policy in 100 steps with restarts: batch 1: """
+largest difference from the policy in 200 steps with restarts: batch 1: """
 
 
 @pytest.fixture(scope="module")
@@ -119,3 +119,14 @@ def test_help_tells_what_it_does(capsys):
         main(["export", "--help"])
     assert ended.value.code == 0
     assert "--to {onnx,torch}" in capsys.readouterr().out
+
+
+def test_what_the_hub_has_is_trusted_only_when_that_is_said(tmp_path, capsys):
+    pytest.importorskip("huggingface_hub")
+    keys = {"policy": "handwritten:NewLSTMPolicy", "world": "gym:CartPole-v1", "runs_dir": str(tmp_path)}
+    words = ["export", f"hub:{holdfast.train(None, {**TINY, **keys}).checkpoint}", "--to", "torch"]
+    capsys.readouterr()
+    assert main(words) == 2
+    assert "names code that would be imported and run: handwritten:NewLSTMPolicy" in capsys.readouterr().err
+    assert main([*words, "--trust-code"]) == 2
+    assert capsys.readouterr().err.startswith("holdfast: NewLSTMPolicy is written by hand around self.lstm")

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from holdfast.errors import ConfigError, ContractError
+from holdfast.keep import memories
 from holdfast.keep.memories import Memory, fingerprint, read_memory, write_memory
 from small import make_small
 
@@ -91,3 +92,30 @@ def test_the_fingerprint_is_that_of_the_weights():
     with torch.no_grad():
         same_again.outwards.bias[0] += 1e-7
     assert fingerprint(one) != fingerprint(same_again)
+
+
+@pytest.mark.parametrize("told", [{"agents": "four"}, {"clock": None}, {"weights": None}])
+def test_a_file_that_is_whole_but_says_not_whose_it_is_is_told(tmp_path, told):
+    head = {**memories._head(MEMORY), **told}
+    head = {name: word for name, word in head.items() if word is not None}
+    leaves = dict(MEMORY.leaves)
+    save_file(leaves, tmp_path / "kept", {**head, "sha256": memories._digest(leaves, head)})
+    with pytest.raises(ContractError, match="kept does not say whose memories it holds"):
+        read_memory(tmp_path / "kept")
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
+def test_memories_are_open_to_whom_any_new_file_is_open(tmp_path, mask):
+    before = os.umask(mask)
+    try:
+        write_memory(MEMORY, tmp_path / "kept")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "kept").stat().st_mode & 0o777 == 0o666 & ~mask
+
+
+def test_the_name_is_on_the_disk_too_when_it_is_written(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr("os.fsync", lambda handle: synced.append(os.fstat(handle).st_ino))
+    write_memory(MEMORY, tmp_path / "kept")
+    assert synced == [(tmp_path / "kept").stat().st_ino, tmp_path.stat().st_ino]

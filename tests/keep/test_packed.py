@@ -1,3 +1,4 @@
+import os
 import pickle
 
 import hypothesis.strategies as st
@@ -5,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
-from holdfast.keep.packed import DamagedError, copied, pack, refuse_pickle, unpack
+from holdfast.keep.packed import DamagedError, copied, pack, pack_weights, refuse_pickle, unpack
 
 KINDS = [torch.float32, torch.float64, torch.int64, torch.uint8, torch.bool, torch.bfloat16]
 tensors = st.builds(
@@ -140,3 +141,25 @@ def test_a_file_without_a_tree_and_one_that_is_missing_are_told(tmp_path):
         unpack(tmp_path / "x")
     with pytest.raises(DamagedError, match="nobody is missing"):
         unpack(tmp_path / "nobody")
+
+
+def test_a_pipe_is_no_file_and_nobody_waits_for_it(tmp_path):
+    os.mkfifo(tmp_path / "x")
+    # A writer, so that whoever opens it would read nothing instead of waiting for ever.
+    handle = os.open(tmp_path / "x", os.O_RDWR | os.O_NONBLOCK)
+    os.write(handle, b"123456789")
+    with pytest.raises(DamagedError, match="x is no file"):
+        refuse_pickle(tmp_path / "x")
+    os.close(handle)
+
+
+def test_a_tensor_with_two_names_is_written_by_both(tmp_path):
+    tied = torch.arange(4.0)
+    (tmp_path / "x").write_bytes(pack({"a": tied, "b": [tied]}))
+    found = unpack(tmp_path / "x")
+    assert found["a"].equal(tied)
+    assert found["b"][0].equal(tied)
+    (tmp_path / "y").write_bytes(pack_weights({"a": tied, "b": tied}))
+    weights = load_file(tmp_path / "y")
+    assert sorted(weights) == ["a", "b"]
+    assert all(weight.equal(tied) for weight in weights.values())

@@ -215,20 +215,37 @@ def test_some_forget_or_all():
     assert not playing.memory["c"].any()
 
 
-def test_a_step_that_fails_is_not_half_remembered():
+@pytest.mark.parametrize("failure", [ValueError, KeyboardInterrupt])
+def test_a_step_that_fails_or_is_interrupted_is_not_half_remembered(failure):
     class Fails(NewLSTMPolicy):
         broken = False
 
         def _store_lstm_state(self, *state):
             super()._store_lstm_state(*state)
             if Fails.broken:
-                raise ValueError("out of order")
+                raise failure("out of order")
 
     playing, obs = start(policy_of(Fails)), observations(3)
     live(playing, obs[:2])
     before, Fails.broken = playing.memory, True
-    with pytest.raises(ValueError, match="out of order"):
+    with pytest.raises(failure, match="out of order"):
         playing.act(obs[2], NONE)
+    assert playing.memory.clock == before.clock
+    assert all(playing.memory[name].equal(before[name]) for name in before)
+
+
+def test_an_interruption_when_all_was_thought_takes_the_step_back_too(monkeypatch):
+    playing, obs = start(policy_of(NewLSTMPolicy)), observations(3)
+    live(playing, obs[:2])
+    before = playing.memory
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("holdfast.keep.playing._as_shown", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            playing.act(obs[2], NONE)
     assert playing.memory.clock == before.clock
     assert all(playing.memory[name].equal(before[name]) for name in before)
 

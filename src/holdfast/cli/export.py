@@ -17,15 +17,15 @@ from holdfast.shapes import Tensor
 
 BOUND = 1e-5
 """How far an exported file may be from its policy: |a - b| / max(1, |a|)."""
-ROWS = (1, 3)
-STEPS = 100
+ROWS = (1, 3, 17)
+STEPS = 200
 
 
 def run_export(words: Sequence[str]) -> int:
     """Export, check the file against the policy, and say what goes in and out; 0 if they are the same."""
     asked = _parser().parse_intermixed_args(words)
     out = _file_for(asked.run, asked.out, asked.to)
-    player = load(asked.run, _device(asked.device), say=to_stderr)
+    player = load(asked.run, _device(asked.device), say=to_stderr, trust_code=asked.trust_code or None)
     step = one_step(player.policy)
     screen = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
     with tempfile.TemporaryDirectory(prefix=".export-", dir=out.parent) as folder:
@@ -71,7 +71,7 @@ def _kind(tensor: Tensor) -> str:
 def _parser() -> Parser:
     parser = Parser(
         prog="holdfast export",
-        usage="holdfast export RUN --to onnx|torch [--out FILE] [--device cpu]",
+        usage="holdfast export RUN --to onnx|torch [--out FILE] [--device cpu] [--trust-code]",
         description="Write a policy as one step: observation, memory and first in, scores, value and memory "
         "out. The file is checked against the policy over random steps before it gets its name.",
     )
@@ -81,6 +81,9 @@ def _parser() -> Parser:
         "--out", metavar="FILE", help="where to; else policy.onnx or policy.pt2 in the folder"
     )
     parser.add_argument("--device", default="cpu", help="where to compute: cpu or cuda")
+    parser.add_argument(
+        "--trust-code", action="store_true", help="import classes that a config from the Hub names"
+    )
     return parser
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import nn
 
 from holdfast.errors import ConfigError, ContractError
@@ -60,16 +60,14 @@ def write_memory(memory: Memory, file: Path) -> None:
     told["sha256"] = _digest(leaves, told)
     try:
         # Beside the file, under a name of its own: whoever reads meets the old one or the new one.
-        number, name = tempfile.mkstemp(prefix=f".{file.name}.", suffix=".part", dir=file.parent)
-        os.close(number)
-        part = Path(name)
-        try:
-            save_file(leaves, part, told)
-            with part.open("rb") as written:
+        with tempfile.TemporaryDirectory(prefix=f".{file.name}.", suffix=".part", dir=file.parent) as folder:
+            part = Path(folder) / file.name
+            with part.open("wb") as written:
+                written.write(save(leaves, told))
+                written.flush()
                 os.fsync(written.fileno())
             part.replace(file)
-        finally:
-            part.unlink(missing_ok=True)
+        _sync(file.parent)
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"{file} cannot be written: {error}") from error
 
@@ -94,8 +92,21 @@ def read_memory(file: Path) -> Memory:
     checksum = told.pop("sha256", "none")
     if checksum != _digest(leaves, told):
         raise ContractError(f"{file} is damaged: its checksum is not that of what it holds.")
-    numbers = {name: int(told[name]) for name in ("agents", "seed", "clock")}
-    return Memory(leaves, told["weights"], **numbers)
+    try:
+        numbers = {name: int(told[name]) for name in ("agents", "seed", "clock")}
+        return Memory(leaves, told["weights"], **numbers)
+    except (KeyError, ValueError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ContractError(f"{file} does not say whose memories it holds: {reason}.") from error
+
+
+def _sync(folder: Path) -> None:
+    """Let a new name in a folder be on the disk, too."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _head(memory: Memory) -> dict[str, str]:

@@ -27,12 +27,12 @@ def pack(tree: Any) -> bytes:
     """Write a tree of dicts, lists, tuples, tensors, arrays, numbers, words and None as bytes."""
     tensors: dict[str, Tensor] = {}
     structure = json.dumps(_written(tree, tensors))
-    return save(tensors, {"format": "pt", TREE: structure})
+    return save(_apart(tensors), {"format": "pt", TREE: structure})
 
 
 def pack_weights(weights: Mapping[str, Tensor]) -> bytes:
     """Write weights by their names alone, as everybody's tools read them."""
-    return save({name: _plain(weight) for name, weight in weights.items()}, {"format": "pt"})
+    return save(_apart({name: _plain(weight) for name, weight in weights.items()}), {"format": "pt"})
 
 
 def unpack(file: Path) -> Any:
@@ -71,6 +71,9 @@ def on_host(tree: Any) -> Any:
 
 def refuse_pickle(file: Path) -> None:
     """Say of a file of pickled objects what it is, whatever its name."""
+    if not file.is_file():
+        # To open a pipe is to wait for somebody who writes.
+        raise DamagedError(f"{file} is no file")
     with file.open("rb") as opened:
         start = opened.read(9)
     # A length of a header may begin like a pickle; then the header itself follows.
@@ -94,6 +97,16 @@ def _plain(tensor: Tensor) -> Tensor:
         there = tensor.cpu().contiguous()
         shared = there.untyped_storage().nbytes() != there.numel() * there.element_size()
         return there.clone() if shared else there
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copy what lies in the same place under a second name, such as weights that are tied."""
+    found, places = dict[str, Tensor](), set[int]()
+    for name, tensor in tensors.items():
+        place = tensor.untyped_storage().data_ptr()
+        found[name] = tensor.clone() if place in places else tensor
+        places.add(place)
+    return found
 
 
 def _written(tree: Any, tensors: dict[str, Tensor]) -> Any:

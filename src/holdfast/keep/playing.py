@@ -67,15 +67,16 @@ class Playing:
     ) -> Answer:
         """Act, and tell what was thought."""
         batch = self._batch(obs, first, trial, valid)
-        before = self._policy.store.snapshot()
+        before, clock = self._policy.store.snapshot(), self._clock
         try:
-            told = self._think(batch, greedy)
-        except Exception:
-            # Whatever failed, nobody remembers half a step.
+            told = _as_shown(self._think(batch, greedy), obs)
+            self._clock += 1
+        except BaseException:
+            # Whatever failed, or whoever pressed Ctrl-C: nobody remembers half a step.
             self._policy.store.restore(before)
+            self._clock = clock
             raise
-        self._clock += 1
-        return _as_shown(told, obs)
+        return told
 
     def think(
         self, obs: Any, first: Any, *, greedy: bool = True, trial: Any = None, valid: Any = None

@@ -90,6 +90,8 @@ def _made(kind: Callable[..., World], name: str, agents: int, options: dict[str,
 
 def _yours(kind: Callable[..., Any], name: str, agents: int, options: dict[str, Any]) -> World:
     """Make a world of a user's class; it is told the seed and the device if it asks for them."""
+    if isinstance(kind, type) and not {"reset", "step"} <= set(dir(kind)):
+        raise ConfigError(f"{name} is {kind!r}; a world has agents, spec, reset() and step(actions).")
     takes = inspect.signature(kind).parameters
     if any(each.kind is each.VAR_KEYWORD for each in takes.values()):
         takes = {**takes, **dict.fromkeys(("seed", "device"))}

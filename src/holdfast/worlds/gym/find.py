@@ -36,6 +36,9 @@ def find_env(env: str | Callable[..., Any], options: Mapping[str, Any], wrappers
         # Bare: the checks of order and of spaces are made here, and wrappers may want the environment itself.
         bare = replace(found, order_enforce=False, disable_env_checker=True)
         name, make = f"gym:{env}", partial(gymnasium.make, bare, **options)
+    elif isinstance(found, type) and not issubclass(found, gymnasium.Env | gymnasium.vector.VectorEnv):
+        # Before it is called: a class of anything else would do with the options what it does.
+        raise ConfigError(f"gym:{env}: {found!r} is not a subclass of gymnasium.Env.")
     elif callable(found) and not isinstance(found, gymnasium.Env):
         name = f"gym:{env if isinstance(env, str) else getattr(found, '__name__', repr(found))}"
         make = partial(found, **options)
