@@ -220,3 +220,12 @@ def test_weights_that_are_tied_are_saved_each_by_its_name(run, tmp_path):
 def test_a_word_that_a_download_does_not_know_is_told(tmp_path):
     with pytest.raises(ConfigError, match="knows no revison=; what can be said is revision, cache_dir"):
         holdfast.Player.from_pretrained(tmp_path, revison="main")
+
+
+@pytest.mark.parametrize(
+    ("device", "told"), [("gpu", "there is no such device"), ("cuda", "finds no GPU here")]
+)
+def test_a_device_that_is_not_there_is_told(run, monkeypatch, device, told):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match=told):
+        holdfast.load(run.folder, device)

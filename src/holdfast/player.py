@@ -90,7 +90,17 @@ def _read(folder: Path, device: str, say: Say, trust_code: bool) -> tuple[LSTMWr
     saved = find_checkpoint(folder, say)
     if not trust_code:
         refuse_named_code(saved.path)
-    return policy_of(saved, torch.device(device))
+    return policy_of(saved, _device(device))
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"device={name}: there is no such device; give cpu or cuda.") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device={name}, but torch finds no GPU here; give cpu.")
+    return device
 
 
 def _hub() -> ModuleType:
