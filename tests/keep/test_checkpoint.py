@@ -430,8 +430,7 @@ def sign(path, **told):
     for name in listed["files"]:
         data = (path / name).read_bytes()
         listed["files"][name] = {"bytes": len(data), "sha256": checkpoint.hashlib.sha256(data).hexdigest()}
-    whole = listed | {"sha256": checkpoint._sum_of(listed)}
-    (path / "checkpoint.json").write_text(json.dumps(whole))
+    (path / "checkpoint.json").write_bytes(checkpoint.signed(listed))
 
 
 def mutated(data, chance):

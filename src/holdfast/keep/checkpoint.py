@@ -138,7 +138,7 @@ def write_checkpoint(checkpoints: Path, moment: Moment, about: Mapping[str, byte
             "made_with": made,
             "files": files,
         }
-        _write(part / LIST, (json.dumps(told | {"sha256": _sum_of(told)}, indent=2) + "\n").encode())
+        _write(part / LIST, signed(told))
         _sync(part)
         part.rename(final)
         _sync(checkpoints)
@@ -213,11 +213,12 @@ def _of_format_1(path: Path) -> Checkpoint:
 def _list_of(file: Path) -> dict[str, Any]:
     refuse_pickle(file)
     try:
-        told = json.loads(file.read_bytes())
-        saved = told.pop("sha256")
+        data = file.read_bytes()
+        told = json.loads(data)
+        del told["sha256"]
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise DamagedError(f"{file} cannot be read: {type(error).__name__}: {error}") from error
-    if saved != _sum_of(told):
+    if data != signed(told):
         raise DamagedError(f"{file} is not what was written: its checksum differs")
     return told
 
@@ -261,8 +262,10 @@ def _sync(folder: Path) -> None:
         os.close(handle)
 
 
-def _sum_of(told: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+def signed(told: Mapping[str, Any]) -> bytes:
+    """Write the list of files with a checksum of its own."""
+    own = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+    return (json.dumps({**told, "sha256": own}, indent=2) + "\n").encode()
 
 
 def _differs(checkpoint: Checkpoint, key: str, now: Mapping[str, Any]) -> bool:
