@@ -13,7 +13,7 @@ from holdfast.config import change
 from holdfast.exam import evaluation_on_the_way, final_evaluation
 from holdfast.experience import Collector
 from holdfast.recipes import find_recipe
-from holdfast.train import iterations
+from holdfast.life import iterations
 from holdfast.worlds import make_world
 
 TINY = {
