@@ -12,8 +12,8 @@ from holdfast.check.chance import fingerprint
 from holdfast.config import change
 from holdfast.exam import evaluation_on_the_way, final_evaluation
 from holdfast.experience import Collector
-from holdfast.recipes import find_recipe
 from holdfast.life import iterations
+from holdfast.recipes import find_recipe
 from holdfast.worlds import make_world
 
 TINY = {
