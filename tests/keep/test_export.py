@@ -107,6 +107,7 @@ def test_what_is_seen_in_parts_has_a_name_for_each():
     assert names == ["obs.more.0", "obs.more.1", "obs.more.2", "obs.picture", "obs.vector", "h_in", "first"]
 
 
+@pytest.mark.slow
 def test_the_words_of_the_world_are_translated_in_the_file(tmp_path):
     policy = make_policy("latent_attn_tiny", RECALL, seed=0)
     other = holdfast.WorldSpec(
