@@ -268,6 +268,46 @@ class Paid(Counting):
         return obs, random.random(), *rest
 
 
+class Cued(gymnasium.Env):
+    """Shows a cue that a generator of its own draws, then blanks; or shows none, and pays it back and forth."""
+
+    action_space = spaces.Discrete(2)
+    dice = np.random.RandomState(5)
+
+    def __init__(self, tell="array"):
+        cue = spaces.Box(-1, 1, (1,), np.float32)
+        trees = {"dict": spaces.Dict({"a": cue}), "tuple": spaces.Tuple([cue]), "number": spaces.Discrete(1000)}
+        self.tell, self.observation_space = tell, trees.get(tell, cue)
+
+    def show(self, cue):
+        if self.tell == "number":
+            return int(1000 * cue)
+        seen = np.array([cue], np.float32)
+        return {"dict": {"a": seen}, "tuple": (seen,)}.get(self.tell, seen)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.age = 0
+        return self.show(0 if self.tell == "reward" else Cued.dice.random_sample()), {}
+
+    def step(self, action):
+        self.age += 1
+        self.pays = Cued.dice.randint(1000) if self.age == 1 else -self.pays
+        pays = self.pays if self.tell == "reward" and self.age < 3 else 0
+        return self.show(0.0), float(pays), False, False, {}
+
+
+@pytest.mark.parametrize("tell", ["array", "dict", "tuple", "number", "reward"])
+@pytest.mark.parametrize("vector", ["sync", "async"])
+def test_a_cue_that_is_no_longer_seen_is_found_to_be_another_one(tell, vector):
+    with closing_world(GymWorld(1, env=Cued, vector=vector, options={"tell": tell})) as world:
+        world.reset()
+        lived(world, some_actions(world, 6))
+        anew = put_back(world, state_of(world))
+        assert anew.who.all()
+        assert "is another one: more decides it than seed and actions" in anew.why
+
+
 class Fails(Counting):
     """Remembers over worlds how often it was stepped, and cannot be stepped a seventh time."""
 
@@ -307,6 +347,24 @@ def test_an_episode_that_ends_earlier_is_another_one():
     world.reset()
     lived(world, some_actions(world, 5))
     assert "ends earlier" in put_back(other, state_of(world)).why
+
+
+class Otherwise(Counting):
+    """Its episodes end otherwise when lived again."""
+
+    ends = iter(())
+
+    def reset(self, *, seed=None, options=None):
+        self.script = ((3, next(Otherwise.ends, TRUNCATED)),)
+        return super().reset(seed=seed)
+
+
+def test_an_episode_that_ends_in_another_way_is_another_one():
+    Otherwise.ends = iter([TERMINATED])
+    world, other = (GymWorld(1, env=Otherwise, autoreset="next_step") for _ in range(2))
+    world.reset()
+    assert lived(world, some_actions(world, 3))[-1].terminated.all()
+    assert "is another one" in put_back(other, state_of(world)).why
 
 
 def test_an_episode_that_does_not_end_is_not_noted_for_ever(monkeypatch):
@@ -619,7 +677,7 @@ WRONG = [
     (poles, ["world", "ended"], np.zeros(2, bool), "'ended' is ndarray, must be Tensor"),
     (poles, ["world", "envs"], ..., "there is no 'envs'"),
     (poles, ["world", "envs"], [], "a list of 2 environments"),
-    (poles, ["world", "envs", 0, "seen"], ..., "there is no 'seen'"),
+    (poles, ["world", "envs", 0, "lived"], ..., "there is no 'lived'"),
     (poles, ["world", "envs", 1, "over"], 1, "'over' of an environment is int"),
     (poles, ["world", "envs", 1, "seed"], True, "'seed' of an environment is bool"),
     (poles, ["world", "envs", 1], None, "it is NoneType, must be a dict"),

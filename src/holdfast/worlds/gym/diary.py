@@ -1,6 +1,8 @@
 """A diary of one environment's episode, so that it can be lived again."""
 
+import hashlib
 import math
+import struct
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,18 +19,20 @@ KINDS: dict[str, tuple[type, ...]] = {
     "seed": (int, type(None)),
     "before": (dict, type(None)),
     "actions": (np.ndarray, type(None)),
-    "paid": (float,),
     "over": (bool,),
     "after": (dict, type(None)),
-    "seen": (np.ndarray, dict, list),
+    "lived": (str,),
 }
 """What stands in a diary, and of what kind it is."""
+JUDGED = struct.Struct("<d??")
+"""How a reward and the two flags of an end are written down."""
 
 
 class Diary:
-    """Notes what an episode began with, and every action since.
+    """Notes what an episode began with, every action since, and a digest of all that was told.
 
-    An episode that opens without a seed is decided by where the environment's generator was before.
+    An episode that opens without a seed is decided by where the environment's generator was before. What was
+    shown once may decide all that follows, and may not be seen in what is shown last: so all of it counts.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
@@ -44,13 +48,19 @@ class Diary:
         self._before = self.generator() if seed is None else None
         self._actions: bytearray | None = bytearray()
         self._loose: list[Any] = []
-        self.paid, self.over = 0.0, False
+        self._lived = hashlib.blake2b(digest_size=16)
+        self.over = False
 
     def note(self, action: Any) -> None:
         """Note an action that is about to be taken."""
         self._loose.append(action.copy() if self._copies else action)
         if len(self._loose) == SHEET:
             self._bind()
+
+    def saw(self, seen: Any, reward: float = 0.0, ended: tuple[bool, bool] = (False, False)) -> None:
+        """Add what the environment told to the digest of its episode."""
+        self._lived.update(JUDGED.pack(reward, *ended) + bytes_of(seen))
+        self.over = True in ended
 
     def _bind(self) -> None:
         """Write loose actions down as bytes, which take less room."""
@@ -60,18 +70,17 @@ class Diary:
                 self._actions = None
         self._loose.clear()
 
-    def told(self, seen: Any) -> dict[str, Any]:
-        """Say all that is noted, with what is seen now and where the generator is."""
+    def told(self) -> dict[str, Any]:
+        """Say all that is noted, and where the generator is."""
         self._bind()
         actions = self._actions
         return {
             "seed": self._seed,
             "before": self._before,
             "actions": None if actions is None else np.array(np.frombuffer(actions, np.uint8)),
-            "paid": self.paid,
             "over": self.over,
             "after": self.generator(),
-            "seen": plain(seen),
+            "lived": self._lived.hexdigest(),
         }
 
     def generator(self) -> Mapping[str, Any] | None:
@@ -110,13 +119,15 @@ def require_diary(told: Any, space: gymnasium.Space[Any]) -> None:
         )
 
 
-def plain(seen: Any) -> Any:
-    """Copy what is seen as a plain tree of arrays."""
+def bytes_of(seen: Any) -> bytes:
+    """Write down what is seen, whatever it is: whether it fits its space is looked at elsewhere."""
+    if isinstance(seen, np.ndarray):
+        return seen.tobytes()
     if isinstance(seen, Mapping):
-        return {str(key): plain(each) for key, each in seen.items()}
+        return b"".join(bytes_of(each) for each in seen.values())
     if isinstance(seen, tuple):
-        return [plain(each) for each in seen]
-    return np.array(seen)
+        return b"".join(bytes_of(each) for each in seen)
+    return repr(seen).encode()
 
 
 def same(one: Any, other: Any) -> bool:
@@ -125,8 +136,6 @@ def same(one: Any, other: Any) -> bool:
         return False
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, list):
-        return len(one) == len(other) and all(map(same, one, other))
     if isinstance(one, np.ndarray):
-        return (one.shape, one.dtype) == (other.shape, other.dtype) and one.tobytes() == other.tobytes()
+        return one.dtype == other.dtype and np.array_equal(one, other)
     return one == other
