@@ -269,14 +269,18 @@ class Paid(Counting):
 
 
 class Cued(gymnasium.Env):
-    """Shows a cue that a generator of its own draws, then blanks; or shows none, and pays it back and forth."""
+    """Shows a cue that a generator of its own draws, then blanks; or pays it back and forth."""
 
     action_space = spaces.Discrete(2)
     dice = np.random.RandomState(5)
 
     def __init__(self, tell="array"):
         cue = spaces.Box(-1, 1, (1,), np.float32)
-        trees = {"dict": spaces.Dict({"a": cue}), "tuple": spaces.Tuple([cue]), "number": spaces.Discrete(1000)}
+        trees = {
+            "dict": spaces.Dict({"a": cue}),
+            "tuple": spaces.Tuple([cue]),
+            "number": spaces.Discrete(1000),
+        }
         self.tell, self.observation_space = tell, trees.get(tell, cue)
 
     def show(self, cue):
@@ -633,6 +637,63 @@ def poles(agents=2, **options):
     return GymWorld(agents, env="CartPole-v1", previous_action=True, **options)
 
 
+class Choices(gymnasium.Env):
+    """Takes choices of any kind, and shows their sum."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float64)
+
+    def __init__(self, space):
+        self.action_space = space
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(1), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        return np.array([np.asarray(action, np.float64).sum()]), 0.0, False, False, {}
+
+
+def many(agents=2):
+    return GymWorld(agents, env=lambda: Choices(spaces.Discrete(257)))
+
+
+@pytest.mark.parametrize(
+    ("space", "size"),
+    [
+        (spaces.Discrete(2), 1),
+        (spaces.Discrete(256, start=-7), 1),
+        (spaces.Discrete(257, start=300), 2),
+        (spaces.MultiDiscrete([3, 300]), 4),
+        (spaces.MultiDiscrete([[3, 4], [2, 256]], start=[[-5, 5], [9, 1000]]), 4),
+        (spaces.MultiDiscrete([3, 200], dtype=np.uint8), 2),
+        (spaces.MultiBinary(3), 3),
+        (spaces.Box(-1, 1, (2,), np.float32), 8),
+    ],
+)
+def test_choices_are_noted_in_as_few_bytes_as_count_them(space, size):
+    def make():
+        return GymWorld(2, env=lambda: Choices(space))
+
+    world = make()
+    world.reset()
+    lived(world, some_actions(world, 40))
+    assert [len(each["actions"]) for each in state_of(world)["envs"]] == [40 * size] * 2
+    assert goes_on(make, 40, 5)
+    least = torch.zeros_like(some_actions(world, 1)[0])
+    most = least + (least == 0) * (torch.as_tensor(most_of(world)) - 1)
+    for action in (least, most):
+        world.step(action)
+    assert put_back(world, state_of(world)) is None
+
+
+def most_of(world):
+    space = world.spec.action
+    if isinstance(space, spaces.Box):
+        return 2.0
+    return len(world.spec.action_names) if space is None else space.nvec
+
+
 def spoil(tree):
     """Write something else into everything in a state that can be written into."""
     if isinstance(tree, torch.Tensor | np.ndarray):
@@ -681,9 +742,10 @@ WRONG = [
     (poles, ["world", "envs", 1, "over"], 1, "'over' of an environment is int"),
     (poles, ["world", "envs", 1, "seed"], True, "'seed' of an environment is bool"),
     (poles, ["world", "envs", 1], None, "it is NoneType, must be a dict"),
-    (poles, ["world", "envs", 1, "actions"], np.zeros(9, np.uint8), r"\[9\] uint8; one is 8 bytes"),
-    (poles, ["world", "envs", 1, "actions"], np.zeros(8), r"\[8\] float64; one is 8 bytes"),
-    (poles, ["world", "envs", 1, "actions"], np.zeros(8 * 100_001, np.uint8), r"one is 8 bytes"),
+    (poles, ["world", "envs", 1, "actions"], np.zeros((2, 1), np.uint8), r"\[2, 1\] uint8, must be uint8"),
+    (poles, ["world", "envs", 1, "actions"], np.zeros(8), r"\[8\] float64, must be uint8, 1 each"),
+    (poles, ["world", "envs", 1, "actions"], np.zeros(100_001, np.uint8), "of 100,000 actions at most"),
+    (many, ["envs", 1, "actions"], np.zeros(9, np.uint8), r"\[9\] uint8, must be uint8, 2 each"),
 ]
 
 

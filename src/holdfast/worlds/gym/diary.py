@@ -8,6 +8,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium import spaces
 
 from holdfast.saved import misfit, taken
 
@@ -65,7 +66,8 @@ class Diary:
     def _bind(self) -> None:
         """Write loose actions down as bytes, which take less room."""
         if self._actions is not None:
-            self._actions += np.array(self._loose, self._space.dtype).tobytes()
+            actions = np.array(self._loose, self._space.dtype) - first_of(self._space)
+            self._actions += actions.astype(kept_as(self._space)).tobytes()
             if len(self._actions) > self._room:
                 self._actions = None
         self._loose.clear()
@@ -95,12 +97,27 @@ class Diary:
 
 def actions_in(noted: np.ndarray, space: gymnasium.Space[Any]) -> np.ndarray:
     """Read the actions of a diary: an array of them."""
-    return np.frombuffer(noted.tobytes(), space.dtype).reshape(-1, *(space.shape or ())).copy()
+    counted = np.frombuffer(noted.tobytes(), kept_as(space)).reshape(-1, *(space.shape or ()))
+    return (counted.astype(space.dtype) + first_of(space)).astype(space.dtype)
 
 
 def bytes_of_action(space: gymnasium.Space[Any]) -> int:
     """Say how many bytes an action takes."""
-    return np.dtype(space.dtype).itemsize * math.prod(space.shape or ())
+    return kept_as(space).itemsize * math.prod(space.shape or ())
+
+
+def kept_as(space: gymnasium.Space[Any]) -> np.dtype[Any]:
+    """Say as what an action is noted: choices as the smallest numbers that count them all from 0."""
+    if isinstance(space, spaces.Discrete):
+        return np.min_scalar_type(int(space.n) - 1)
+    if isinstance(space, spaces.MultiDiscrete):
+        return np.min_scalar_type(int(space.nvec.max()) - 1)
+    return np.dtype(space.dtype)
+
+
+def first_of(space: gymnasium.Space[Any]) -> Any:
+    """Say from where choices are counted; of what is no choice, 0."""
+    return space.start if isinstance(space, spaces.Discrete | spaces.MultiDiscrete) else 0
 
 
 def require_diary(told: Any, space: gymnasium.Space[Any]) -> None:
@@ -115,7 +132,8 @@ def require_diary(told: Any, space: gymnasium.Space[Any]) -> None:
     size = bytes_of_action(space)
     if actions.dtype != np.uint8 or actions.ndim != 1 or len(actions) % size or len(actions) > LONGEST * size:
         raise misfit(
-            f"'actions' of an environment are {list(actions.shape)} {actions.dtype}; one is {size} bytes"
+            f"'actions' of an environment are {list(actions.shape)} {actions.dtype}, must be uint8, "
+            f"{size} each, of {LONGEST:,} actions at most"
         )
 
 
