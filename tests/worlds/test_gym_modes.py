@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from gym_envs import BOTH, MODES, TERMINATED, TRUNCATED, Counting, counting, lived_alone, lived_in, seed_of
 from holdfast import make_policy
+from holdfast.errors import ContractError
 from holdfast.experience import Collector
 from holdfast.learn import replay
 from holdfast.worlds import World
@@ -273,3 +274,28 @@ def test_a_reset_right_after_an_end_forgets_that_a_restart_was_due():
     assert bool(world.reset().first)
     after = world.step(act)
     assert (bool(after.first), bool(after.valid)) == (False, True)
+
+
+def kill(processes):
+    for process in processes:
+        process.kill()
+        process.join()
+
+
+@pytest.mark.parametrize("which", [slice(0, 1), slice(1, 2), slice(0, 2)])
+@pytest.mark.parametrize("when", ["before", "in a step", "while closing"])
+def test_processes_that_are_gone_do_not_keep_a_world_from_closing(which, when):
+    world = GymWorld(2, env="CartPole-v1", vector="async")
+    world.reset()
+    env = world._vector.env
+    processes, close = list(env.processes), env.close
+    if when == "while closing":
+        env.close = lambda: (kill(processes[which]), close())
+    else:
+        kill(processes[which])
+    if when == "in a step":
+        with pytest.raises(ContractError):
+            world.step(torch.zeros(2).long())
+    world.close()
+    assert not any(process.is_alive() for process in processes)
+    world.close()
