@@ -2,6 +2,7 @@
 
 import random
 import re
+import warnings
 from copy import deepcopy
 from dataclasses import fields, replace
 from pathlib import Path
@@ -795,6 +796,12 @@ def test_a_damaged_diary_costs_its_agent_the_episode_and_nothing_more(path, vect
         lived(world, some_actions(world, 3))
 
 
+def few_bits():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.quantize_per_tensor(torch.zeros(2), 0.1, 0, torch.quint8)
+
+
 def test_a_state_is_plain():
     class Odd(Kept):
         def state(self):
@@ -804,7 +811,12 @@ def test_a_state_is_plain():
     for odd, told in (
         ({"a": [1, {2}]}, r"bare: state\(\)\['a'\]\[1\] is set; a state is made of dicts"),
         ({"a": {3: 1}}, r"bare: state\(\)\['a'\] has the key 3"),
-        ({"a": np.array([object()])}, r"\['a'\] is ndarray"),
+        ({"a": np.array([object()])}, r"\['a'\] is an array of object, which cannot be written"),
+        ({"a": np.zeros(2, np.longdouble)}, r"\['a'\] is an array of .*, which cannot be written"),
+        ({"a": np.zeros(2, ">i4")}, r"is an array of int32, its bytes the other way round, which cannot"),
+        ({"a": torch.eye(2).to_sparse()}, r"is a tensor of torch.float32, torch.sparse_coo, on cpu, which"),
+        ({"a": torch.zeros(2, device="meta")}, r"torch.strided, on meta, which cannot be written"),
+        ({"a": few_bits()}, r"is a tensor of torch.quint8, torch.strided, on cpu, which cannot"),
     ):
         world.odd = odd
         with pytest.raises(ContractError, match=told):
