@@ -6,6 +6,7 @@ import warnings
 from copy import deepcopy
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import ClassVar
 
 import gymnasium
 import numpy as np
@@ -488,11 +489,73 @@ def inputs_of(world):
 def test_in_a_mixture_only_those_begin_anew_whose_world_cannot():
     whole, rest, anew = interrupted(lambda: watched(Mixture([Kept(), Bare(3)], ["kept", "bare"])), 5, 4)
     assert anew.who.tolist() == [False, False, True, True, True]
-    assert anew.why == f"bare: {NOT_KEPT}"
+    # Made by hand, nobody knows how to make it with another seed.
+    assert anew.why == f"bare: {NOT_KEPT}; it lives its first episodes again"
     assert rest[0].obs[:, 0].tolist() == [5, 5, 0, 0, 0]
     assert rest[0].reward.tolist() == [5, 5, 0, 0, 0]
     assert rest[0].first.tolist() == anew.who.tolist()
     assert [step.obs[0, 0] for step in rest] == [step.obs[0, 0] for step in whole]
+
+
+class Sown(Bare):
+    """Cannot say where it is, and shows its seed; knows whether it was closed."""
+
+    made: ClassVar[list["Sown"]] = []
+
+    def __init__(self, agents, *, seed=0):
+        super().__init__(agents)
+        self.seed, self.closed = seed, False
+        Sown.made.append(self)
+
+    def tell(self, first):
+        step = super().tell(first)
+        return replace(step, obs=torch.full_like(step.obs, float(self.seed % 1000)))
+
+    def close(self):
+        self.closed = True
+
+
+class Grown(Kept):
+    """Can say where it is, and takes a seed."""
+
+    def __init__(self, agents, *, seed=0):
+        super().__init__(agents)
+
+
+def test_in_a_mixture_who_cannot_be_put_back_does_not_live_its_first_episodes_again():
+    def make():
+        return watched(make_world("mixture", agents=4, seed=3, parts=f"{__name__}:Grown + {__name__}:Sown"))
+
+    opened = []
+    for before in (4, 5, 5):
+        Sown.made.clear()
+        whole, rest, anew = interrupted(make, before, 3)
+        assert anew.who.tolist() == [False, False, True, True]
+        assert "again" not in anew.why
+        again = draws.seed_of(3, draws.STREAM_RESUMED, before)
+        assert [each.seed for each in Sown.made] == [
+            *[draws.seed_of(3, draws.STREAM_PART, 1)] * 2,
+            draws.seed_of(again, draws.STREAM_PART, 1),
+        ]
+        # The one whose place was taken was closed, and so were all in the end.
+        assert all(each.closed for each in Sown.made)
+        assert not torch.equal(rest[0].obs[2:], whole[0].obs[2:])
+        assert all(torch.equal(one.obs[:2], two.obs[:2]) for one, two in zip(whole, rest, strict=True))
+        assert all(torch.equal(step.obs[2:], rest[0].obs[2:]) for step in rest)
+        opened.append(rest[0].obs[2:])
+    assert not torch.equal(opened[0], opened[1])
+    assert torch.equal(opened[1], opened[2])
+
+
+def test_a_mixture_counts_its_steps_on():
+    one, other = (Mixture([Kept(), Bare(3)], ["kept", "bare"]) for _ in range(2))
+    one.reset()
+    lived(one, some_actions(one, 4))
+    put_back(other, state_of(one))
+    lived(other, some_actions(one, 2))
+    assert state_of(other)["clock"] == 6
+    other.reset()
+    assert state_of(other)["clock"] == 0
 
 
 class Ends(Kept):
