@@ -1,5 +1,6 @@
 """Gymnasium's three ways to restart tell the same; and what is told is what the environments did."""
 
+import os
 from dataclasses import replace
 
 import gymnasium
@@ -299,3 +300,21 @@ def test_processes_that_are_gone_do_not_keep_a_world_from_closing(which, when):
     world.close()
     assert not any(process.is_alive() for process in processes)
     world.close()
+
+
+class Vanishes(Counting):
+    """Ends its process when it is stepped."""
+
+    def step(self, action):
+        os._exit(1)
+
+
+def test_a_process_that_ends_in_the_middle_of_a_step_does_not_keep_a_world_from_closing():
+    world = GymWorld(2, env=Vanishes, vector="async")
+    world.reset()
+    processes = list(world._vector.env.processes)
+    with pytest.raises(ContractError, match="EOFError|Connection"):
+        world.step(torch.zeros(2).long())
+    kill(processes)
+    world.close()
+    assert not any(process.is_alive() for process in processes)
