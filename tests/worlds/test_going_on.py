@@ -2,9 +2,11 @@
 
 import random
 import re
+import warnings
 from copy import deepcopy
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import ClassVar
 
 import gymnasium
 import numpy as np
@@ -268,6 +270,50 @@ class Paid(Counting):
         return obs, random.random(), *rest
 
 
+class Cued(gymnasium.Env):
+    """Shows a cue that a generator of its own draws, then blanks; or pays it back and forth."""
+
+    action_space = spaces.Discrete(2)
+    dice = np.random.RandomState(5)
+
+    def __init__(self, tell="array"):
+        cue = spaces.Box(-1, 1, (1,), np.float32)
+        trees = {
+            "dict": spaces.Dict({"a": cue}),
+            "tuple": spaces.Tuple([cue]),
+            "number": spaces.Discrete(1000),
+        }
+        self.tell, self.observation_space = tell, trees.get(tell, cue)
+
+    def show(self, cue):
+        if self.tell == "number":
+            return int(1000 * cue)
+        seen = np.array([cue], np.float32)
+        return {"dict": {"a": seen}, "tuple": (seen,)}.get(self.tell, seen)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.age = 0
+        return self.show(0 if self.tell == "reward" else Cued.dice.random_sample()), {}
+
+    def step(self, action):
+        self.age += 1
+        self.pays = Cued.dice.randint(1000) if self.age == 1 else -self.pays
+        pays = self.pays if self.tell == "reward" and self.age < 3 else 0
+        return self.show(0.0), float(pays), False, False, {}
+
+
+@pytest.mark.parametrize("tell", ["array", "dict", "tuple", "number", "reward"])
+@pytest.mark.parametrize("vector", ["sync", "async"])
+def test_a_cue_that_is_no_longer_seen_is_found_to_be_another_one(tell, vector):
+    with closing_world(GymWorld(1, env=Cued, vector=vector, options={"tell": tell})) as world:
+        world.reset()
+        lived(world, some_actions(world, 6))
+        anew = put_back(world, state_of(world))
+        assert anew.who.all()
+        assert "is another one: more decides it than seed and actions" in anew.why
+
+
 class Fails(Counting):
     """Remembers over worlds how often it was stepped, and cannot be stepped a seventh time."""
 
@@ -307,6 +353,24 @@ def test_an_episode_that_ends_earlier_is_another_one():
     world.reset()
     lived(world, some_actions(world, 5))
     assert "ends earlier" in put_back(other, state_of(world)).why
+
+
+class Otherwise(Counting):
+    """Its episodes end otherwise when lived again."""
+
+    ends = iter(())
+
+    def reset(self, *, seed=None, options=None):
+        self.script = ((3, next(Otherwise.ends, TRUNCATED)),)
+        return super().reset(seed=seed)
+
+
+def test_an_episode_that_ends_in_another_way_is_another_one():
+    Otherwise.ends = iter([TERMINATED])
+    world, other = (GymWorld(1, env=Otherwise, autoreset="next_step") for _ in range(2))
+    world.reset()
+    assert lived(world, some_actions(world, 3))[-1].terminated.all()
+    assert "is another one" in put_back(other, state_of(world)).why
 
 
 def test_an_episode_that_does_not_end_is_not_noted_for_ever(monkeypatch):
@@ -425,11 +489,73 @@ def inputs_of(world):
 def test_in_a_mixture_only_those_begin_anew_whose_world_cannot():
     whole, rest, anew = interrupted(lambda: watched(Mixture([Kept(), Bare(3)], ["kept", "bare"])), 5, 4)
     assert anew.who.tolist() == [False, False, True, True, True]
-    assert anew.why == f"bare: {NOT_KEPT}"
+    # Made by hand, nobody knows how to make it with another seed.
+    assert anew.why == f"bare: {NOT_KEPT}; it lives its first episodes again"
     assert rest[0].obs[:, 0].tolist() == [5, 5, 0, 0, 0]
     assert rest[0].reward.tolist() == [5, 5, 0, 0, 0]
     assert rest[0].first.tolist() == anew.who.tolist()
     assert [step.obs[0, 0] for step in rest] == [step.obs[0, 0] for step in whole]
+
+
+class Sown(Bare):
+    """Cannot say where it is, and shows its seed; knows whether it was closed."""
+
+    made: ClassVar[list["Sown"]] = []
+
+    def __init__(self, agents, *, seed=0):
+        super().__init__(agents)
+        self.seed, self.closed = seed, False
+        Sown.made.append(self)
+
+    def tell(self, first):
+        step = super().tell(first)
+        return replace(step, obs=torch.full_like(step.obs, float(self.seed % 1000)))
+
+    def close(self):
+        self.closed = True
+
+
+class Grown(Kept):
+    """Can say where it is, and takes a seed."""
+
+    def __init__(self, agents, *, seed=0):
+        super().__init__(agents)
+
+
+def test_in_a_mixture_who_cannot_be_put_back_does_not_live_its_first_episodes_again():
+    def make():
+        return watched(make_world("mixture", agents=4, seed=3, parts=f"{__name__}:Grown + {__name__}:Sown"))
+
+    opened = []
+    for before in (4, 5, 5):
+        Sown.made.clear()
+        whole, rest, anew = interrupted(make, before, 3)
+        assert anew.who.tolist() == [False, False, True, True]
+        assert "again" not in anew.why
+        again = draws.seed_of(3, draws.STREAM_RESUMED, before)
+        assert [each.seed for each in Sown.made] == [
+            *[draws.seed_of(3, draws.STREAM_PART, 1)] * 2,
+            draws.seed_of(again, draws.STREAM_PART, 1),
+        ]
+        # The one whose place was taken was closed, and so were all in the end.
+        assert all(each.closed for each in Sown.made)
+        assert not torch.equal(rest[0].obs[2:], whole[0].obs[2:])
+        assert all(torch.equal(one.obs[:2], two.obs[:2]) for one, two in zip(whole, rest, strict=True))
+        assert all(torch.equal(step.obs[2:], rest[0].obs[2:]) for step in rest)
+        opened.append(rest[0].obs[2:])
+    assert not torch.equal(opened[0], opened[1])
+    assert torch.equal(opened[1], opened[2])
+
+
+def test_a_mixture_counts_its_steps_on():
+    one, other = (Mixture([Kept(), Bare(3)], ["kept", "bare"]) for _ in range(2))
+    one.reset()
+    lived(one, some_actions(one, 4))
+    put_back(other, state_of(one))
+    lived(other, some_actions(one, 2))
+    assert state_of(other)["clock"] == 6
+    other.reset()
+    assert state_of(other)["clock"] == 0
 
 
 class Ends(Kept):
@@ -575,6 +701,63 @@ def poles(agents=2, **options):
     return GymWorld(agents, env="CartPole-v1", previous_action=True, **options)
 
 
+class Choices(gymnasium.Env):
+    """Takes choices of any kind, and shows their sum."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float64)
+
+    def __init__(self, space):
+        self.action_space = space
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(1), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        return np.array([np.asarray(action, np.float64).sum()]), 0.0, False, False, {}
+
+
+def many(agents=2):
+    return GymWorld(agents, env=lambda: Choices(spaces.Discrete(257)))
+
+
+@pytest.mark.parametrize(
+    ("space", "size"),
+    [
+        (spaces.Discrete(2), 1),
+        (spaces.Discrete(256, start=-7), 1),
+        (spaces.Discrete(257, start=300), 2),
+        (spaces.MultiDiscrete([3, 300]), 4),
+        (spaces.MultiDiscrete([[3, 4], [2, 256]], start=[[-5, 5], [9, 1000]]), 4),
+        (spaces.MultiDiscrete([3, 200], dtype=np.uint8), 2),
+        (spaces.MultiBinary(3), 3),
+        (spaces.Box(-1, 1, (2,), np.float32), 8),
+    ],
+)
+def test_choices_are_noted_in_as_few_bytes_as_count_them(space, size):
+    def make():
+        return GymWorld(2, env=lambda: Choices(space))
+
+    world = make()
+    world.reset()
+    lived(world, some_actions(world, 40))
+    assert [len(each["actions"]) for each in state_of(world)["envs"]] == [40 * size] * 2
+    assert goes_on(make, 40, 5)
+    least = torch.zeros_like(some_actions(world, 1)[0])
+    most = least + (least == 0) * (torch.as_tensor(most_of(world)) - 1)
+    for action in (least, most):
+        world.step(action)
+    assert put_back(world, state_of(world)) is None
+
+
+def most_of(world):
+    space = world.spec.action
+    if isinstance(space, spaces.Box):
+        return 2.0
+    return len(world.spec.action_names) if space is None else space.nvec
+
+
 def spoil(tree):
     """Write something else into everything in a state that can be written into."""
     if isinstance(tree, torch.Tensor | np.ndarray):
@@ -619,13 +802,14 @@ WRONG = [
     (poles, ["world", "ended"], np.zeros(2, bool), "'ended' is ndarray, must be Tensor"),
     (poles, ["world", "envs"], ..., "there is no 'envs'"),
     (poles, ["world", "envs"], [], "a list of 2 environments"),
-    (poles, ["world", "envs", 0, "seen"], ..., "there is no 'seen'"),
+    (poles, ["world", "envs", 0, "lived"], ..., "there is no 'lived'"),
     (poles, ["world", "envs", 1, "over"], 1, "'over' of an environment is int"),
     (poles, ["world", "envs", 1, "seed"], True, "'seed' of an environment is bool"),
     (poles, ["world", "envs", 1], None, "it is NoneType, must be a dict"),
-    (poles, ["world", "envs", 1, "actions"], np.zeros(9, np.uint8), r"\[9\] uint8; one is 8 bytes"),
-    (poles, ["world", "envs", 1, "actions"], np.zeros(8), r"\[8\] float64; one is 8 bytes"),
-    (poles, ["world", "envs", 1, "actions"], np.zeros(8 * 100_001, np.uint8), r"one is 8 bytes"),
+    (poles, ["world", "envs", 1, "actions"], np.zeros((2, 1), np.uint8), r"\[2, 1\] uint8, must be uint8"),
+    (poles, ["world", "envs", 1, "actions"], np.zeros(8), r"\[8\] float64, must be uint8, 1 each"),
+    (poles, ["world", "envs", 1, "actions"], np.zeros(100_001, np.uint8), "of 100,000 actions at most"),
+    (many, ["envs", 1, "actions"], np.zeros(9, np.uint8), r"\[9\] uint8, must be uint8, 2 each"),
 ]
 
 
@@ -675,6 +859,12 @@ def test_a_damaged_diary_costs_its_agent_the_episode_and_nothing_more(path, vect
         lived(world, some_actions(world, 3))
 
 
+def few_bits():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.quantize_per_tensor(torch.zeros(2), 0.1, 0, torch.quint8)
+
+
 def test_a_state_is_plain():
     class Odd(Kept):
         def state(self):
@@ -684,7 +874,12 @@ def test_a_state_is_plain():
     for odd, told in (
         ({"a": [1, {2}]}, r"bare: state\(\)\['a'\]\[1\] is set; a state is made of dicts"),
         ({"a": {3: 1}}, r"bare: state\(\)\['a'\] has the key 3"),
-        ({"a": np.array([object()])}, r"\['a'\] is ndarray"),
+        ({"a": np.array([object()])}, r"\['a'\] is an array of object, which cannot be written"),
+        ({"a": np.zeros(2, np.longdouble)}, r"\['a'\] is an array of .*, which cannot be written"),
+        ({"a": np.zeros(2, ">i4")}, r"is an array of int32, its bytes the other way round, which cannot"),
+        ({"a": torch.eye(2).to_sparse()}, r"is a tensor of torch.float32, torch.sparse_coo, on cpu, which"),
+        ({"a": torch.zeros(2, device="meta")}, r"torch.strided, on meta, which cannot be written"),
+        ({"a": few_bits()}, r"is a tensor of torch.quint8, torch.strided, on cpu, which cannot"),
     ):
         world.odd = odd
         with pytest.raises(ContractError, match=told):

@@ -1,5 +1,6 @@
 """Gymnasium's three ways to restart tell the same; and what is told is what the environments did."""
 
+import os
 from dataclasses import replace
 
 import gymnasium
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from gym_envs import BOTH, MODES, TERMINATED, TRUNCATED, Counting, counting, lived_alone, lived_in, seed_of
 from holdfast import make_policy
+from holdfast.errors import ContractError
 from holdfast.experience import Collector
 from holdfast.learn import replay
 from holdfast.worlds import World
@@ -273,3 +275,46 @@ def test_a_reset_right_after_an_end_forgets_that_a_restart_was_due():
     assert bool(world.reset().first)
     after = world.step(act)
     assert (bool(after.first), bool(after.valid)) == (False, True)
+
+
+def kill(processes):
+    for process in processes:
+        process.kill()
+        process.join()
+
+
+@pytest.mark.parametrize("which", [slice(0, 1), slice(1, 2), slice(0, 2)])
+@pytest.mark.parametrize("when", ["before", "in a step", "while closing"])
+def test_processes_that_are_gone_do_not_keep_a_world_from_closing(which, when):
+    world = GymWorld(2, env="CartPole-v1", vector="async")
+    world.reset()
+    env = world._vector.env
+    processes, close = list(env.processes), env.close
+    if when == "while closing":
+        env.close = lambda: (kill(processes[which]), close())
+    else:
+        kill(processes[which])
+    if when == "in a step":
+        with pytest.raises(ContractError):
+            world.step(torch.zeros(2).long())
+    world.close()
+    assert not any(process.is_alive() for process in processes)
+    world.close()
+
+
+class Vanishes(Counting):
+    """Ends its process when it is stepped."""
+
+    def step(self, action):
+        os._exit(1)
+
+
+def test_a_process_that_ends_in_the_middle_of_a_step_does_not_keep_a_world_from_closing():
+    world = GymWorld(2, env=Vanishes, vector="async")
+    world.reset()
+    processes = list(world._vector.env.processes)
+    with pytest.raises(ContractError, match="EOFError|Connection"):
+        world.step(torch.zeros(2).long())
+    kill(processes)
+    world.close()
+    assert not any(process.is_alive() for process in processes)

@@ -16,6 +16,8 @@ from holdfast.worlds.step import Anew, Keeps, Step, World, WorldSpec
 T = TypeVar("T")
 PLAIN = (Tensor, np.ndarray, bool, int, float, str, type(None))
 """What the leaves of a state are."""
+MOST_BYTES = 8
+"""Bytes of the largest numbers that are written."""
 NOT_KEPT = "the world cannot say where it was: it has no state() and restore(state)"
 
 
@@ -104,11 +106,30 @@ def _require_plain(tree: object, place: str) -> None:
     elif isinstance(tree, list):
         for number, each in enumerate(tree):
             _require_plain(each, f"{place}[{number}]")
-    elif not isinstance(tree, PLAIN) or (isinstance(tree, np.ndarray) and tree.dtype.kind not in "biuf"):
+    elif isinstance(tree, np.ndarray | Tensor) and not _can_be_written(tree):
+        raise ContractError(
+            f"{place} is {_kind(tree)}, which cannot be written to a file; give dense tensors, and arrays of "
+            "numbers in this machine's byte order, of 64 bits at most."
+        )
+    elif not isinstance(tree, PLAIN):
         raise ContractError(
             f"{place} is {type(tree).__name__}; a state is made of dicts, lists, tensors, arrays of numbers, "
             "numbers, words and None."
         )
+
+
+def _can_be_written(found: np.ndarray | Tensor) -> bool:
+    if isinstance(found, Tensor):
+        return found.layout is torch.strided and not (found.is_quantized or found.is_nested or found.is_meta)
+    # PyTorch has no numbers of more bits, and takes none whose bytes are the other way round.
+    return found.dtype.kind in "biuf" and found.dtype.isnative and found.dtype.itemsize <= MOST_BYTES
+
+
+def _kind(found: np.ndarray | Tensor) -> str:
+    if isinstance(found, Tensor):
+        return f"a tensor of {found.dtype}, {found.layout}, on {found.device}"
+    order = "" if found.dtype.isnative else ", its bytes the other way round"
+    return f"an array of {found.dtype.name}{order}"
 
 
 def _name(world: World) -> str:

@@ -132,13 +132,18 @@ def _mixed(agents: int, *, parts: Any, seed: int = 0, device: str | torch.device
         raise ConfigError(first_complaint(error, "parts")) from None
     unit = math.lcm(*(part.world.crowd for part in several))
     counts = share_out(agents, [part.weight for part in several], unit)
-    # A seed each: the same world twice lives two lives.
-    seeds = [draws.seed_of(seed, draws.STREAM_PART, number) for number in range(len(several))]
-    worlds = [
-        make_world(part.world.name, count, seed=each, device=device, **options_of(part.world))
-        for part, count, each in zip(several, counts, seeds, strict=True)
-    ]
-    return Mixture(worlds, [part.label for part in several])
+
+    def made(number: int, seed: int) -> World:
+        knobs = several[number].world
+        # A seed each: the same world twice lives two lives.
+        own = draws.seed_of(seed, draws.STREAM_PART, number)
+        return make_world(knobs.name, counts[number], seed=own, device=device, **options_of(knobs))
+
+    def remade(number: int, clock: int) -> World:
+        return made(number, draws.seed_of(seed, draws.STREAM_RESUMED, clock))
+
+    worlds = [made(number, seed) for number in range(len(several))]
+    return Mixture(worlds, [part.label for part in several], remade)
 
 
 def options_of(knobs: WorldKnobs) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Several worlds at once: each has its share of the agents, and all are seen through one spec."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from holdfast.worlds.step import Anew, Closes, Feature, Step, World, WorldSpec, 
 from holdfast.worlds.watched import Watched
 
 NOOP = "noop"
+AGAIN = "it lives its first episodes again"
 
 
 def share_out(agents: int, weights: Sequence[float], unit: int = 1) -> list[int]:
@@ -48,9 +49,17 @@ class Mixture:
     Worlds with tokens are put together by name: there are all features and all actions of all of them, and
     observations are as long as the longest. In a world that does not know an action, it is its `noop`, or
     if it has none, its first action. Worlds that show or take anything else must have the same spaces.
+
+    `remake` makes the world of a number with a seed that goes with a count of steps: a world that cannot say
+    where it was is made anew by it, and does not live its first episodes again.
     """
 
-    def __init__(self, worlds: Sequence[World], labels: Sequence[str]) -> None:
+    def __init__(
+        self,
+        worlds: Sequence[World],
+        labels: Sequence[str],
+        remake: Callable[[int, int], World] | None = None,
+    ) -> None:
         twice = sorted({label for label in labels if list(labels).count(label) > 1})
         if twice:
             raise ConfigError(f"world.parts: {twice[0]} is there twice; say it once, with weight=2.")
@@ -63,15 +72,19 @@ class Mixture:
         begins = [sum(world.agents for world in worlds[:number]) for number in range(len(worlds))]
         # Each is guarded by its own spec.
         self._guarded = [Watched(*each) for each in zip(worlds, labels, begins, strict=True)]
+        self._named = list(zip(labels, begins, strict=True))
+        self._remake, self._clock = remake, 0
 
     def reset(self) -> Step:
         """Start every agent's first episode."""
+        self._clock = 0
         return self._together([world.reset() for world in self._guarded])
 
     def step(self, actions: Shaped[Tensor, "A ..."]) -> Step:
         """Let everybody act in its own world."""
         wanted = len(self.spec.action_names) if self.spec.action is None else self.spec.action
         check_actions(actions, self.agents, wanted)
+        self._clock += 1
         each = actions.split([world.agents for world in self.worlds])
         return self._together(
             [
@@ -82,14 +95,15 @@ class Mixture:
 
     def state(self) -> dict[str, Any]:
         """Say where each of the worlds is; None of those that cannot."""
-        return {"parts": [state_of(world) for world in self._guarded]}
+        return {"parts": [state_of(world) for world in self._guarded], "clock": self._clock}
 
     def restore(self, state: Mapping[str, Any]) -> Anew | None:
         """Put the worlds back one by one."""
         parts = taken(state, "parts", list)
         if len(parts) != len(self._guarded):
             raise misfit(f"it was kept of {len(parts)} worlds, and there are {len(self._guarded)}")
-        found = [put_back(*each) for each in zip(self._guarded, parts, strict=True)]
+        self._clock = taken(state, "clock", int)
+        found = [self._put_back(*each) for each in enumerate(parts)]
         told = [anew for anew in found if anew is not None]
         if not told:
             return None
@@ -106,6 +120,17 @@ class Mixture:
         why = "; ".join(f"{world.name}: {anew.why}" for world, anew in named if anew is not None)
         return Anew(torch.cat(who), self._together(steps), why)
 
+    def _put_back(self, number: int, state: Mapping[str, Any] | None) -> Anew | None:
+        """Put one world back; if it cannot be, put another one in its place, which begins otherwise."""
+        if state is None and self._remake is not None:
+            _close(self.worlds[number])
+            self.worlds[number] = self._remake(number, self._clock)
+            self._guarded[number] = Watched(self.worlds[number], *self._named[number])
+        anew = put_back(self._guarded[number], state)
+        if state is not None or anew is None or self._remake is not None:
+            return anew
+        return replace(anew, why=f"{anew.why}; {AGAIN}")
+
     def settle(self) -> None:
         """Raise if a step of one of the worlds was wrong."""
         for world in self._guarded:
@@ -114,8 +139,7 @@ class Mixture:
     def close(self) -> None:
         """Close the worlds that hold something open."""
         for world in self.worlds:
-            if isinstance(world, Closes):
-                world.close()
+            _close(world)
 
     def _together(self, steps: list[Step]) -> Step:
         said = {
@@ -168,6 +192,11 @@ class _View:
             return actions
         self._actions = self._actions.to(actions.device)
         return self._actions[actions.long()]
+
+
+def _close(world: World) -> None:
+    if isinstance(world, Closes):
+        world.close()
 
 
 def _joined(specs: list[WorldSpec], labels: Sequence[str]) -> WorldSpec:

@@ -86,6 +86,36 @@ def _async(found: Found, agents: int, mode: AutoresetMode) -> Built:
     return Built(found.name, env, mode, ours=env)
 
 
+def close_env(env: VectorEnv[Any, Any, Any]) -> None:
+    """Close a vector environment; processes of it that are gone already do not stop the others' end."""
+    inside = env.unwrapped
+    if not isinstance(inside, AsyncVectorEnv) or inside.closed:
+        env.close()
+        return
+    ways = zip(inside.parent_pipes, inside.processes, strict=True)
+    # One that raised has ended by itself, and has no pipe any more.
+    if any(pipe is not None and not process.is_alive() for pipe, process in ways):
+        _end(inside)
+        return
+    try:
+        env.close()
+    except (ConnectionError, EOFError):
+        # A process ended between the look and the word: a signal to the group reaches each in its own time.
+        _end(inside)
+
+
+def _end(env: AsyncVectorEnv) -> None:
+    """End every process of a vector environment, without a word to any."""
+    for process in env.processes:
+        # They may have been told to bear other signals by who made them.
+        process.kill()
+        process.join()
+    for pipe in env.parent_pipes:
+        if pipe is not None:
+            pipe.close()
+    env.closed = True
+
+
 def _numbered(found: Found, agent: int) -> Numbered:
     if multiprocessing.parent_process() is not None:
         # Ctrl-C is for the trainer, which ends its iteration first; this process ends when it is told to.

@@ -1,11 +1,14 @@
 """A diary of one environment's episode, so that it can be lived again."""
 
+import hashlib
 import math
+import struct
 from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium import spaces
 
 from holdfast.saved import misfit, taken
 
@@ -17,18 +20,20 @@ KINDS: dict[str, tuple[type, ...]] = {
     "seed": (int, type(None)),
     "before": (dict, type(None)),
     "actions": (np.ndarray, type(None)),
-    "paid": (float,),
     "over": (bool,),
     "after": (dict, type(None)),
-    "seen": (np.ndarray, dict, list),
+    "lived": (str,),
 }
 """What stands in a diary, and of what kind it is."""
+JUDGED = struct.Struct("<d??")
+"""How a reward and the two flags of an end are written down."""
 
 
 class Diary:
-    """Notes what an episode began with, and every action since.
+    """Notes what an episode began with, every action since, and a digest of all that was told.
 
-    An episode that opens without a seed is decided by where the environment's generator was before.
+    An episode that opens without a seed is decided by where the environment's generator was before. What was
+    shown once may decide all that follows, and may not be seen in what is shown last: so all of it counts.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
@@ -44,7 +49,8 @@ class Diary:
         self._before = self.generator() if seed is None else None
         self._actions: bytearray | None = bytearray()
         self._loose: list[Any] = []
-        self.paid, self.over = 0.0, False
+        self._lived = hashlib.blake2b(digest_size=16)
+        self.over = False
 
     def note(self, action: Any) -> None:
         """Note an action that is about to be taken."""
@@ -52,26 +58,31 @@ class Diary:
         if len(self._loose) == SHEET:
             self._bind()
 
+    def saw(self, seen: Any, reward: float = 0.0, ended: tuple[bool, bool] = (False, False)) -> None:
+        """Add what the environment told to the digest of its episode."""
+        self._lived.update(JUDGED.pack(reward, *ended) + bytes_of(seen))
+        self.over = True in ended
+
     def _bind(self) -> None:
         """Write loose actions down as bytes, which take less room."""
         if self._actions is not None:
-            self._actions += np.array(self._loose, self._space.dtype).tobytes()
+            actions = np.array(self._loose, self._space.dtype) - first_of(self._space)
+            self._actions += actions.astype(kept_as(self._space)).tobytes()
             if len(self._actions) > self._room:
                 self._actions = None
         self._loose.clear()
 
-    def told(self, seen: Any) -> dict[str, Any]:
-        """Say all that is noted, with what is seen now and where the generator is."""
+    def told(self) -> dict[str, Any]:
+        """Say all that is noted, and where the generator is."""
         self._bind()
         actions = self._actions
         return {
             "seed": self._seed,
             "before": self._before,
             "actions": None if actions is None else np.array(np.frombuffer(actions, np.uint8)),
-            "paid": self.paid,
             "over": self.over,
             "after": self.generator(),
-            "seen": plain(seen),
+            "lived": self._lived.hexdigest(),
         }
 
     def generator(self) -> Mapping[str, Any] | None:
@@ -86,12 +97,27 @@ class Diary:
 
 def actions_in(noted: np.ndarray, space: gymnasium.Space[Any]) -> np.ndarray:
     """Read the actions of a diary: an array of them."""
-    return np.frombuffer(noted.tobytes(), space.dtype).reshape(-1, *(space.shape or ())).copy()
+    counted = np.frombuffer(noted.tobytes(), kept_as(space)).reshape(-1, *(space.shape or ()))
+    return (counted.astype(space.dtype) + first_of(space)).astype(space.dtype)
 
 
 def bytes_of_action(space: gymnasium.Space[Any]) -> int:
     """Say how many bytes an action takes."""
-    return np.dtype(space.dtype).itemsize * math.prod(space.shape or ())
+    return kept_as(space).itemsize * math.prod(space.shape or ())
+
+
+def kept_as(space: gymnasium.Space[Any]) -> np.dtype[Any]:
+    """Say as what an action is noted: choices as the smallest numbers that count them all from 0."""
+    if isinstance(space, spaces.Discrete):
+        return np.min_scalar_type(int(space.n) - 1)
+    if isinstance(space, spaces.MultiDiscrete):
+        return np.min_scalar_type(int(space.nvec.max()) - 1)
+    return np.dtype(space.dtype)
+
+
+def first_of(space: gymnasium.Space[Any]) -> Any:
+    """Say from where choices are counted; of what is no choice, 0."""
+    return space.start if isinstance(space, spaces.Discrete | spaces.MultiDiscrete) else 0
 
 
 def require_diary(told: Any, space: gymnasium.Space[Any]) -> None:
@@ -106,17 +132,20 @@ def require_diary(told: Any, space: gymnasium.Space[Any]) -> None:
     size = bytes_of_action(space)
     if actions.dtype != np.uint8 or actions.ndim != 1 or len(actions) % size or len(actions) > LONGEST * size:
         raise misfit(
-            f"'actions' of an environment are {list(actions.shape)} {actions.dtype}; one is {size} bytes"
+            f"'actions' of an environment are {list(actions.shape)} {actions.dtype}, must be uint8, "
+            f"{size} each, of {LONGEST:,} actions at most"
         )
 
 
-def plain(seen: Any) -> Any:
-    """Copy what is seen as a plain tree of arrays."""
+def bytes_of(seen: Any) -> bytes:
+    """Write down what is seen, whatever it is: whether it fits its space is looked at elsewhere."""
+    if isinstance(seen, np.ndarray):
+        return seen.tobytes()
     if isinstance(seen, Mapping):
-        return {str(key): plain(each) for key, each in seen.items()}
+        return b"".join(bytes_of(each) for each in seen.values())
     if isinstance(seen, tuple):
-        return [plain(each) for each in seen]
-    return np.array(seen)
+        return b"".join(bytes_of(each) for each in seen)
+    return repr(seen).encode()
 
 
 def same(one: Any, other: Any) -> bool:
@@ -125,8 +154,6 @@ def same(one: Any, other: Any) -> bool:
         return False
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, list):
-        return len(one) == len(other) and all(map(same, one, other))
     if isinstance(one, np.ndarray):
-        return (one.shape, one.dtype) == (other.shape, other.dtype) and one.tobytes() == other.tobytes()
+        return one.dtype == other.dtype and np.array_equal(one, other)
     return one == other

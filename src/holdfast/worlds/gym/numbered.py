@@ -46,6 +46,7 @@ class Numbered(gymnasium.Wrapper[Any, Any, Any, Any]):
             self.seen, _ = self.env.reset(seed=seed, options=options or None)
         except Exception as error:
             raise self._fault("reset", error) from error
+        self._diary.saw(self.seen)
         return self.seen, {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -59,15 +60,14 @@ class Numbered(gymnasium.Wrapper[Any, Any, Any, Any]):
             reward = float(reward)
         except Exception as error:
             raise self._fault("step", error) from error
-        self._diary.paid += reward
+        self._diary.saw(self.seen, reward, ended)
         if True not in ended:
             return self.seen, reward, *ended, {}
-        self._diary.over = True
         return deepcopy(self.seen), reward, *ended, {}
 
     def tell_where(self) -> dict[str, Any]:
         """Say where the environment is, by how it got there."""
-        return self._diary.told(self.seen)
+        return self._diary.told()
 
     def live_again(self) -> tuple[str, Any]:
         """Live the episode in `past` again; if that leads elsewhere, begin anew, say why and what is seen.

@@ -15,7 +15,7 @@ from holdfast.saved import misfit, require_same, taken, tensor_like
 from holdfast.shapes import Shaped, Tensor
 from holdfast.worlds import draws
 from holdfast.worlds.gym.acts import Acts
-from holdfast.worlds.gym.build import Built
+from holdfast.worlds.gym.build import Built, close_env
 from holdfast.worlds.gym.diary import require_diary
 from holdfast.worlds.gym.numbered import FaultError, said
 from holdfast.worlds.gym.sight import Sight
@@ -161,7 +161,7 @@ class VectorWorld:
 
     def close(self) -> None:
         """Close the environments."""
-        self.env.close()
+        close_env(self.env)
 
     def _begun(self, ended: np.ndarray) -> np.ndarray:
         """Say whose reset was shown in place of an answer: theirs whose episode had ended one call before."""
