@@ -67,8 +67,8 @@ def _sync(found: Found, agents: int, mode: AutoresetMode) -> Built:
             f"{found.name} gave the same environment twice; every agent needs one of its own, so let the "
             "function make a new one each time."
         )
-    numbered = tuple(Numbered(env, agent) for agent, env in enumerate(envs))
     try:
+        numbered = tuple(Numbered(env, agent) for agent, env in enumerate(envs))
         # What is seen is copied anyway.
         env = SyncVectorEnv([lambda each=each: each for each in numbered], copy=False, autoreset_mode=mode)
     except Exception as error:

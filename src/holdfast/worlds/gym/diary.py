@@ -65,10 +65,11 @@ class Diary:
 
     def _bind(self) -> None:
         """Write loose actions down as bytes, which take less room."""
-        if self._actions is not None:
+        noted = self._actions
+        if noted is not None:
             actions = np.array(self._loose, self._space.dtype) - first_of(self._space)
-            self._actions += actions.astype(kept_as(self._space)).tobytes()
-            if len(self._actions) > self._room:
+            noted.extend(actions.astype(kept_as(self._space)).tobytes())
+            if len(noted) > self._room:
                 self._actions = None
         self._loose.clear()
 
