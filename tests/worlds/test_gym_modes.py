@@ -313,7 +313,7 @@ def test_a_process_that_ends_in_the_middle_of_a_step_does_not_keep_a_world_from_
     world = GymWorld(2, env=Vanishes, vector="async")
     world.reset()
     processes = list(world._vector.env.processes)
-    with pytest.raises(ContractError, match="EOFError|Connection"):
+    with pytest.raises(ContractError, match=r"EOFError|Connection"):
         world.step(torch.zeros(2).long())
     kill(processes)
     world.close()
