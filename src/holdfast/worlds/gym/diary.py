@@ -67,8 +67,7 @@ class Diary:
         """Write loose actions down as bytes, which take less room."""
         noted = self._actions
         if noted is not None:
-            actions = np.array(self._loose, self._space.dtype) - first_of(self._space)
-            noted.extend(actions.astype(kept_as(self._space)).tobytes())
+            noted.extend(counted(self._loose, self._space).tobytes())
             if len(noted) > self._room:
                 self._actions = None
         self._loose.clear()
@@ -96,10 +95,15 @@ class Diary:
         self._bare.np_random.bit_generator.state = state
 
 
+def counted(actions: list[Any], space: gymnasium.Space[Any]) -> np.ndarray:
+    """Write actions as they are noted: choices are counted from 0."""
+    return (np.array(actions, space.dtype) - first_of(space)).astype(kept_as(space))
+
+
 def actions_in(noted: np.ndarray, space: gymnasium.Space[Any]) -> np.ndarray:
     """Read the actions of a diary: an array of them."""
-    counted = np.frombuffer(noted.tobytes(), kept_as(space)).reshape(-1, *(space.shape or ()))
-    return (counted.astype(space.dtype) + first_of(space)).astype(space.dtype)
+    noted_as = np.frombuffer(noted.tobytes(), kept_as(space)).reshape(-1, *(space.shape or ()))
+    return (noted_as.astype(space.dtype) + first_of(space)).astype(space.dtype)
 
 
 def bytes_of_action(space: gymnasium.Space[Any]) -> int:
