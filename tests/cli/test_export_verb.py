@@ -30,7 +30,7 @@ out logits       [batch, 4] float32
 out value        [batch] float32
 out h_out        [batch, 2, 8] float32
 out c_out        [batch, 2, 8] float32
-largest difference from the policy in 200 steps with restarts: batch 1: """
+largest difference from the policy in 200 steps with restarts: in its world """
 
 
 @pytest.fixture(scope="module")

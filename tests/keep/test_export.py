@@ -9,7 +9,15 @@ import holdfast
 from handwritten import NewLSTMPolicy
 from holdfast.errors import ConfigError, ContractError
 from holdfast.keep.export import OneStep, one_step, write_exported
-from holdfast.keep.parity import FACTS, facts_in, largest_difference, open_exported, some_seen, some_tokens
+from holdfast.keep.parity import (
+    FACTS,
+    difference_in_world,
+    facts_in,
+    largest_difference,
+    open_exported,
+    some_seen,
+    some_tokens,
+)
 from holdfast.policies import make_policy
 from holdfast.policies.graph import parse_graph
 from small import SPEC, Small
@@ -244,3 +252,44 @@ def test_random_tokens_are_mostly_of_features_that_there_are():
     assert seen.dtype == torch.uint8
     known = torch.isin(seen[..., 1].int(), torch.tensor(RECALL.feature_ids))
     assert 0.8 < float(known.float().mean()) < 1.0
+
+
+def test_values_of_random_tokens_are_of_the_sizes_that_features_have():
+    obs = some_tokens(RECALL, 200, torch.Generator().manual_seed(0))
+    queries = obs[obs[..., 1] == 0][:, 2]
+    assert set(queries.tolist()) >= {0, 1}
+    # But for bytes that mean nothing: one in ten, of which few say this feature.
+    assert (queries <= 1).float().mean() > 0.95
+    assert obs[obs[..., 1] == 1][:, 2].max() > 200
+
+
+def forgets(step):
+    def run(given):
+        return step({name: 0 * each if name == "h_in" else each for name, each in given.items()})
+
+    return run
+
+
+def test_a_file_that_forgets_is_found_in_its_world_and_one_that_does_not_is_the_same():
+    step = step_of("fast", None, "vector")
+    found = []
+    for theirs in (step, forgets(step)):
+        world = SayNumber(4)
+        act = step.policy.actions.greedy
+        found.append(difference_in_world(step, theirs, step.ask, act, world, steps=30))
+    assert found[0] == 0
+    assert found[1] > 1e-3
+
+
+def test_without_carrying_what_is_off_in_a_memory_does_not_add_up():
+    step = small_step()
+
+    def drifting(given):
+        return {name: each + 1e-4 * name.endswith("_out") for name, each in step(given).items()}
+
+    apart = [
+        largest_difference(step, drifting, step.draw, rows=3, steps=100, carry=carry)
+        for carry in (True, False)
+    ]
+    assert apart[0] > 1.5e-4
+    assert apart[1] == pytest.approx(1e-4, rel=0.01)

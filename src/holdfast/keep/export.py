@@ -20,6 +20,7 @@ from holdfast.keep.parity import FACTS, require_onnx, some_seen, some_tokens
 from holdfast.policies import LSTMWrapper, PurePolicy
 from holdfast.shapes import Tensor
 from holdfast.version import __version__
+from holdfast.worlds import Step
 from holdfast.worlds.seen import Seen, parts_of
 
 To = Literal["onnx", "torch"]
@@ -70,6 +71,14 @@ class OneStep(nn.Module):
         flags = ("first", "trial") if self.policy.clear_on == "trial" else ("first",)
         given |= {flag: torch.rand(rows, generator=generator) < 0.5 for flag in flags}
         return {name: tensor.to(next(self.policy.parameters()).device) for name, tensor in given.items()}
+
+    def ask(self, step: Step, memory: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Name what goes in at a step of a world; without a memory it is empty."""
+        given = {"obs": step.obs} if self.spec.features else _spread(self.names, step.obs)
+        state = self.policy.lstm.cell.initial(len(step.first))
+        given |= {f"{leaf}_in": memory.get(f"{leaf}_in", state[leaf]) for leaf in self.leaves}
+        given |= {"first": step.first} | ({"trial": step.trial} if self.policy.clear_on == "trial" else {})
+        return cast("dict[str, Tensor]", given)
 
     def facts(self, world: str) -> dict[str, str]:
         """Tell in words what a program must know that runs the step."""

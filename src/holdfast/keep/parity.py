@@ -1,6 +1,7 @@
 """Parity: an exported file lives some random lives beside the policy, and must think the same."""
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,7 +14,7 @@ from tensordict import TensorDict
 
 from holdfast.errors import ConfigError
 from holdfast.shapes import Tensor
-from holdfast.worlds import WorldSpec
+from holdfast.worlds import Step, World, WorldSpec
 from holdfast.worlds.seen import Seen, blank, parts_of
 
 Run = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
@@ -53,11 +54,17 @@ def _choices(space: spaces.Space[Any]) -> tuple[Tensor, Tensor]:
 
 
 def some_tokens(spec: WorldSpec, rows: int, generator: torch.Generator) -> Tensor:
-    """Draw tokens: features that there are, and now and then any byte, which policies must not see."""
+    """Draw tokens: features that there are, and now and then any byte, which policies must not see.
+
+    Values are of the sizes that features have: what is far larger is rounded more coarsely by everybody.
+    """
     obs = torch.randint(0, 256, (rows, *spec.obs_shape), generator=generator, dtype=torch.uint8)
     known = torch.tensor(spec.feature_ids, dtype=torch.uint8)
     which = torch.randint(0, len(known), obs.shape[:-1], generator=generator)
     strange = torch.rand(obs.shape[:-1], generator=generator) < RESTART
+    sizes = torch.tensor([min(255, math.ceil(feature.normalization)) for feature in spec.features])
+    share = torch.rand(which.shape, generator=generator)
+    obs[..., 2] = (share * (sizes[which] + 1)).floor().clamp(max=255).to(torch.uint8)
     obs[..., 1] = torch.where(strange, obs[..., 1], known[which])
     return obs
 
@@ -71,9 +78,12 @@ def largest_difference(
     rows: int,
     steps: int,
     seed: int = 0,
+    carry: bool = True,
 ) -> float:
-    """Live `steps` steps with both, each with its own memory, and say how far they ever were apart.
+    """Live `steps` random steps with both, and say how far they ever were apart.
 
+    Each has its own memory, or without `carry` both go on from mine at every step: what is random is like
+    nothing a policy was trained on, and there it may make much of the last digit of what it remembers.
     Episodes start at random, everybody's at first. A difference is measured in sizes of the number where
     that is above 1: |a - b| / max(1, |a|).
     """
@@ -87,11 +97,46 @@ def largest_difference(
         restart = (torch.rand(rows, generator=generator) < RESTART) | (step == 0)
         given["first"] = restart.to(given["first"].device)
         said = [dict(run({**given, **memory})) for run, memory in zip((mine, theirs), memories, strict=True)]
-        memories = [{name: each[name.removesuffix("_in") + "_out"] for name in carried} for each in said]
-        for name, a in said[0].items():
-            a, b = a.double().cpu(), said[1][name].double().cpu()
-            apart = ((a - b).abs() / a.abs().clamp(min=1)).nan_to_num(nan=float("inf"), posinf=float("inf"))
-            largest = max(largest, float(apart.max())) if apart.numel() else largest
+        memories = [_carried(carried, each) for each in (said if carry else [said[0]] * 2)]
+        largest = max(largest, _apart(*said))
+    return largest
+
+
+@torch.no_grad()
+def difference_in_world(
+    mine: Run,
+    theirs: Run,
+    ask: Callable[[Step, Mapping[str, Tensor]], dict[str, Tensor]],
+    act: Callable[[Tensor], Tensor],
+    world: World,
+    *,
+    steps: int,
+) -> float:
+    """Live in a world with both, each with its own memory, and say how far they ever were apart.
+
+    `ask` names what goes in, from a step and a memory; `act` takes scores for an action.
+    """
+    step, largest, memories = world.reset(), 0.0, [dict[str, Tensor](), dict[str, Tensor]()]
+    for _ in range(steps):
+        given = [ask(step, memory) for memory in memories]
+        said = [dict(run(each)) for run, each in zip((mine, theirs), given, strict=True)]
+        carried = [name for name in given[0] if name.endswith("_in")]
+        memories = [_carried(carried, each) for each in said]
+        largest = max(largest, _apart(*said))
+        step = world.step(act(said[0]["logits"]))
+    return largest
+
+
+def _carried(names: list[str], said: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: said[name.removesuffix("_in") + "_out"] for name in names}
+
+
+def _apart(mine: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> float:
+    largest = 0.0
+    for name, a in mine.items():
+        a, b = a.double().cpu(), theirs[name].double().cpu()
+        apart = ((a - b).abs() / a.abs().clamp(min=1)).nan_to_num(nan=float("inf"), posinf=float("inf"))
+        largest = max(largest, float(apart.max())) if apart.numel() else largest
     return largest
 
 
