@@ -21,6 +21,18 @@ TINY = {
     "policy.hidden_size": 4,
     "policy.num_layers": 1,
 }
+LEAST = {
+    "trainer.total_timesteps": 32,
+    "trainer.batch_size": 32,
+    "trainer.minibatch_size": 32,
+    "trainer.bptt_horizon": 8,
+    "trainer.eval_episodes": 2,
+    "trainer.check": "off",
+    "world.agents": 4,
+    "policy.hidden_size": 8,
+    "run": "x",
+}
+"""A run that is over at once, for what only needs weights."""
 FILES = ("model", "trainer_state", "live_memories", "world_state")
 OF_THE_CLOCK = ("seconds", "files")
 """What two equal runs may differ in: how long they took, and so how long those numbers are."""

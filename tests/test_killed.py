@@ -111,7 +111,7 @@ sys.exit(main())
     [
         ("_write", 15),  # in the third checkpoint, at one of its files
         pytest.param("_write", 18, marks=pytest.mark.slow),  # at its list of files
-        pytest.param("_sync", 8, marks=pytest.mark.slow),  # whole, but not renamed
+        pytest.param("sync", 8, marks=pytest.mark.slow),  # whole, but not renamed
         pytest.param("point", 3, marks=pytest.mark.slow),  # renamed, but nothing points to it
     ],
 )

@@ -13,22 +13,11 @@ import holdfast
 from holdfast.errors import ConfigError, ContractError
 from holdfast.keep.memories import fingerprint
 from holdfast.policies.graph import OURS
-
-TINY = {
-    "trainer.total_timesteps": 32,
-    "trainer.batch_size": 32,
-    "trainer.minibatch_size": 32,
-    "trainer.bptt_horizon": 8,
-    "trainer.eval_episodes": 2,
-    "trainer.check": "off",
-    "world.agents": 4,
-    "policy.hidden_size": 8,
-    "run": "x",
-}
+from kept import LEAST
 
 
 def trained(folder, **keys):
-    return holdfast.train("recall", {**TINY, "runs_dir": str(folder), **keys})
+    return holdfast.train("recall", {**LEAST, "runs_dir": str(folder), **keys})
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +159,7 @@ def test_a_policy_of_ones_own_loads_where_its_module_can_be_imported(tmp_path, m
     (tmp_path / "my_little_policy.py").write_text("from small import Small as Mine\n")
     monkeypatch.syspath_prepend(tmp_path)
     keys = {"policy": "my_little_policy:Mine", "world": "gym:CartPole-v1"}
-    run = holdfast.train(None, {**TINY, **keys, "runs_dir": str(tmp_path / "runs")})
+    run = holdfast.train(None, {**LEAST, **keys, "runs_dir": str(tmp_path / "runs")})
     holdfast.load(run.folder).save_pretrained(tmp_path / "saved")
     assert weights_equal(holdfast.load(tmp_path / "saved"), run.policy)
     monkeypatch.delitem(sys.modules, "my_little_policy")

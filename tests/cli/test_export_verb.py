@@ -6,22 +6,12 @@ import pytest
 
 import holdfast
 from holdfast.cli import main
+from kept import LEAST
 
 pytest.importorskip("onnxruntime")
 pytestmark = pytest.mark.usefixtures("annotations_asleep")
 EXAMPLE = Path(__file__).parents[2] / "examples" / "play_onnx.py"
-TINY = {
-    "trainer.total_timesteps": 32,
-    "trainer.batch_size": 32,
-    "trainer.minibatch_size": 32,
-    "trainer.bptt_horizon": 8,
-    "trainer.eval_episodes": 2,
-    "trainer.check": "off",
-    "world.agents": 4,
-    "policy.hidden_size": 8,
-    "policy": "example",
-    "run": "x",
-}
+TINY = {**LEAST, "policy": "example"}
 TOLD = """in  obs          [batch, 4, 3] uint8
 in  h_in         [batch, 2, 8] float32
 in  c_in         [batch, 2, 8] float32

@@ -139,9 +139,9 @@ def write_checkpoint(checkpoints: Path, moment: Moment, about: Mapping[str, byte
             "files": files,
         }
         _write(part / LIST, signed(told))
-        _sync(part)
+        sync(part)
         part.rename(final)
-        _sync(checkpoints)
+        sync(checkpoints)
         point(checkpoints / "latest", name)
     except (OSError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
         shutil.rmtree(part, ignore_errors=True)
@@ -159,7 +159,7 @@ def point(pointer: Path, name: str) -> None:
     new.unlink(missing_ok=True)
     new.symlink_to(name)
     new.replace(pointer)
-    _sync(pointer.parent)
+    sync(pointer.parent)
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
@@ -253,7 +253,7 @@ def _write(file: Path, data: bytes) -> None:
         os.fsync(opened.fileno())
 
 
-def _sync(folder: Path) -> None:
+def sync(folder: Path) -> None:
     """Let the names in a folder be on the disk, too."""
     handle = os.open(folder, os.O_RDONLY)
     try:

@@ -15,6 +15,7 @@ from safetensors.torch import save
 from torch import nn
 
 from holdfast.errors import ConfigError, ContractError
+from holdfast.keep.checkpoint import sync
 from holdfast.shapes import Tensor
 
 FORMAT = "1"
@@ -67,7 +68,7 @@ def write_memory(memory: Memory, file: Path) -> None:
                 written.flush()
                 os.fsync(written.fileno())
             part.replace(file)
-        _sync(file.parent)
+        sync(file.parent)
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"{file} cannot be written: {error}") from error
 
@@ -98,15 +99,6 @@ def read_memory(file: Path) -> Memory:
     except (KeyError, ValueError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise ContractError(f"{file} does not say whose memories it holds: {reason}.") from error
-
-
-def _sync(folder: Path) -> None:
-    """Let a new name in a folder be on the disk, too."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _head(memory: Memory) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Trees of tensors, numbers and words as one file: safetensors, with the tree in its header."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,25 +47,22 @@ def unpack(file: Path) -> Any:
 
 def copied(tree: Any) -> Any:
     """Copy every tensor and array of a tree where it lies."""
-    if isinstance(tree, Tensor):
-        return tree.clone()
-    if isinstance(tree, np.ndarray):
-        return tree.copy()
-    if isinstance(tree, Mapping):
-        return {key: copied(part) for key, part in tree.items()}
-    if isinstance(tree, list | tuple):
-        return type(tree)([copied(part) for part in tree])
-    return tree
+    return _changed(tree, lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf.copy())
 
 
 def on_host(tree: Any) -> Any:
     """Bring every tensor of a tree to the host; those that are there stay as they are."""
-    if isinstance(tree, Tensor):
-        return tree.cpu()
+    return _changed(tree, lambda leaf: leaf.cpu() if isinstance(leaf, Tensor) else leaf)
+
+
+def _changed(tree: Any, change: Callable[[Tensor | np.ndarray], Any]) -> Any:
+    """Put something in the place of every tensor and array of a tree."""
+    if isinstance(tree, Tensor | np.ndarray):
+        return change(tree)
     if isinstance(tree, Mapping):
-        return {key: on_host(part) for key, part in tree.items()}
+        return {key: _changed(part, change) for key, part in tree.items()}
     if isinstance(tree, list | tuple):
-        return type(tree)([on_host(part) for part in tree])
+        return type(tree)([_changed(part, change) for part in tree])
     return tree
 
 
