@@ -256,3 +256,9 @@ def test_help_tells_of_every_mode(capsys):
     said = capsys.readouterr().out
     for word in ("intact", "cleared", "frozen", "shuffled", "--against", "--json", "--sampled", "--patience"):
         assert word in said
+
+
+def test_a_file_of_weights_is_told_with_its_folder(tmp_path, capsys):
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    assert main(["eval", str(tmp_path / "model.safetensors")]) == 2
+    assert f"is a file; give the folder it lies in, {tmp_path}." in capsys.readouterr().err

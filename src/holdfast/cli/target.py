@@ -63,6 +63,8 @@ def find_run(name: str) -> Path:
     folder = Path(name)
     if not folder.exists():
         raise ConfigError(f"{name} does not exist; a run's folder is for example runs/NAME.")
+    if folder.is_file():
+        raise ConfigError(f"{name} is a file; give the folder it lies in, {folder.parent}.")
     if not (folder / "config.json").exists():
         raise ConfigError(f"{name} is a folder without config.json, so it is no run.")
     return folder
