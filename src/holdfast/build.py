@@ -12,6 +12,7 @@ from holdfast.keep.folder import Say
 from holdfast.keep.packed import pack_weights
 from holdfast.knobs import WorldKnobs
 from holdfast.learn import Lesson
+from holdfast.memory import use_kernel
 from holdfast.policies import LSTMWrapper, PurePolicy, make_policy
 from holdfast.worlds import World, closing_world, make_world, options_of
 
@@ -53,6 +54,7 @@ def build_policy(config: Config, world: World, device: torch.device) -> LSTMWrap
         clear_on=config.memory.clear_on,
         **{key: value for key, value in asked.items() if value not in (None, "auto")},
     ).to(device)
+    use_kernel(policy, knobs.kernel)
     if knobs.compile:
         if not isinstance(policy, PurePolicy):
             raise ConfigError(f"policy.compile=true needs a RecurrentPolicy; {knobs.name} is none.")

@@ -44,6 +44,10 @@ class Policy(Knobs):
     memory_init: Literal["auto", "standard", "original"] = Field(
         default="auto", description="auto (the policy's own), standard: forget bias 1, original: all biases 1"
     )
+    kernel: Literal["auto", "torch", "triton"] = Field(
+        default="auto",
+        description="what runs LSTM and GRU: torch, triton (ours, on a GPU), auto: the faster where it runs",
+    )
     compile: bool = Field(default=False, description="compile encoder and heads with torch.compile")
 
 

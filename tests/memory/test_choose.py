@@ -5,8 +5,10 @@ import torch
 
 import holdfast
 from holdfast import named
+from holdfast.build import build_policy
+from holdfast.config import Config, change
 from holdfast.errors import ConfigError, ContractError
-from holdfast.memory import CELLS, GRU, LSTM, find_cell, make_cell, register_cell
+from holdfast.memory import CELLS, GRU, LSTM, Bundle, MinLSTM, find_cell, make_cell, register_cell, use_kernel
 from small import OnlySpec, make_small
 
 
@@ -104,3 +106,23 @@ def test_a_memory_that_is_no_lstm_has_its_own_leaves():
         policy.set_memory((h, h))
     assert not make_small(memory="none").has_memory()
     assert make_small(memory="none").get_memory() == ()
+
+
+def test_a_kernel_is_chosen_for_every_lstm_and_gru_inside_a_module():
+    bundle = Bundle({"a": LSTM(3, 4), "b": GRU(3, 4), "c": MinLSTM(3, 4)})
+    assert [bundle.parts[name].kernel for name in "ab"] == ["auto", "auto"]
+    use_kernel(bundle, "torch")
+    assert [bundle.parts[name].kernel for name in "ab"] == ["torch", "torch"]
+    assert LSTM(3, 4).kernel == "auto", "a choice is that of one module"
+
+
+def test_our_kernels_are_refused_where_nothing_could_use_them():
+    with pytest.raises(ConfigError, match="is for LSTM and GRU"):
+        use_kernel(MinLSTM(3, 4), "triton")
+    use_kernel(MinLSTM(3, 4), "torch")
+
+
+def test_a_config_chooses_the_kernel_of_a_policy():
+    config = change(Config(), {"policy": "example", "policy.hidden_size": 16, "policy.kernel": "torch"})
+    world = holdfast.make_world("recall", agents=1)
+    assert build_policy(config, world, torch.device("cpu")).lstm.cell.kernel == "torch"

@@ -3,11 +3,12 @@
 from holdfast.memory.bounds import saturation
 from holdfast.memory.bundle import Bundle
 from holdfast.memory.cell import Cell, select_rows
-from holdfast.memory.choose import CELLS, find_cell, make_cell, register_cell
+from holdfast.memory.choose import CELLS, find_cell, make_cell, register_cell, use_kernel
 from holdfast.memory.gru import GRU
 from holdfast.memory.lstm import LSTM, MemoryInit
 from holdfast.memory.minlstm import MinLSTM
 from holdfast.memory.none import NoMemory
+from holdfast.memory.stack import Kernel
 from holdfast.memory.store import LiveStore, Snapshot
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "LSTM",
     "Bundle",
     "Cell",
+    "Kernel",
     "LiveStore",
     "MemoryInit",
     "MinLSTM",
@@ -26,4 +28,5 @@ __all__ = [
     "register_cell",
     "saturation",
     "select_rows",
+    "use_kernel",
 ]

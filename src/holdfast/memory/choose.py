@@ -2,12 +2,15 @@
 
 from typing import Any
 
+from torch import nn
+
 from holdfast.errors import ConfigError
 from holdfast.memory.cell import Cell
 from holdfast.memory.gru import GRU
 from holdfast.memory.lstm import LSTM
 from holdfast.memory.minlstm import MinLSTM
 from holdfast.memory.none import NoMemory
+from holdfast.memory.stack import Kernel, Stack
 from holdfast.named import Registry
 
 CELLS: Registry[Cell] = Registry(
@@ -29,3 +32,12 @@ def make_cell(name: str, input_size: int, hidden_size: int, num_layers: int, ini
             raise ConfigError(f"policy.memory_init={init} is for an LSTM; policy.memory is {name}.")
         options["init"] = init
     return find_cell(name)(input_size, hidden_size, num_layers, **options)
+
+
+def use_kernel(module: nn.Module, kernel: Kernel) -> None:
+    """Say what runs every LSTM and GRU inside a module; `triton` where there is none of them is refused."""
+    stacks = [part for part in module.modules() if isinstance(part, Stack)]
+    if kernel == "triton" and not stacks:
+        raise ConfigError("policy.kernel=triton is for LSTM and GRU, and this policy has neither; use auto.")
+    for stack in stacks:
+        stack.kernel = kernel

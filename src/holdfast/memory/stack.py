@@ -1,7 +1,7 @@
 """What LSTM and GRU share: a stack of layers, one dense call, or slots where something starts inside."""
 
 from abc import abstractmethod
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from tensordict import TensorDict
@@ -11,6 +11,9 @@ from holdfast.memory import reference
 from holdfast.memory.cell import Cell, require_fit, select_rows, stack_layers
 from holdfast.memory.slots import Slots, plan_slots
 from holdfast.shapes import Bool, Float, Tensor
+
+Kernel = Literal["auto", "torch", "triton"]
+"""What runs a segment: torch's own call, ours in Triton, or whichever is the faster where it runs."""
 
 
 class Stack(Cell):
@@ -24,6 +27,8 @@ class Stack(Cell):
     """What a layer carries; the last one keeps a NaN, if there was any."""
     plain_layer: ClassVar[reference.Layer]
     """One layer step by step, from reference.py."""
+    kernel: Kernel = "auto"
+    """Set by `use_kernel`, for all memories of a policy at once."""
 
     def __init__(self, rnn: nn.RNNBase, drive: list[list[float]]) -> None:
         super().__init__(rnn.input_size, rnn.hidden_size, rnn.num_layers)
