@@ -1,6 +1,12 @@
+import os
+
 import jaxtyping
 import pytest
 from hypothesis import settings
+
+# Some virtual machines tell of matrix units that they do not have: a product in bfloat16 ends the process
+# there. oneDNN asks when it is first used, and processes that tests start ask too.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 # A shared machine may pause any test; how long one takes says nothing about whether it is right.
 settings.register_profile("calm", deadline=None)

@@ -139,6 +139,7 @@ def test_none_turns_an_optional_number_off(word):
         ("world.delay", None, "valid integer"),
         ("world.delay", (1, 2, 3), "valid integer"),
         ("policy.memory_init", "other", "'auto', 'standard' or 'original'"),
+        ("policy.precision", "float16", "'float32' or 'bfloat16'"),
         ("policy.kernel", "cudnn", "'auto', 'torch' or 'triton'"),
         ("policy.hidden_size", "0", "greater than or equal to 1"),
         ("policy.num_layers", "0", "greater than or equal to 1"),

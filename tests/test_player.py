@@ -10,6 +10,9 @@ import pytest
 import torch
 
 import holdfast
+from holdfast import build
+from holdfast.cli import main
+from holdfast.config import change
 from holdfast.errors import ConfigError, ContractError
 from holdfast.keep.memories import fingerprint
 from holdfast.policies.graph import OURS
@@ -218,3 +221,27 @@ def test_a_device_that_is_not_there_is_told(run, monkeypatch, device, told):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigError, match=told):
         holdfast.load(run.folder, device)
+
+
+def test_a_run_in_bfloat16_is_played_as_it_was_trained_and_exported_in_float32(
+    tmp_path, capsys, annotations_asleep
+):
+    keys = {"policy.precision": "bfloat16", "trainer.check": "every:1", "trainer.total_timesteps": 96}
+    run = trained(tmp_path, **keys)
+    player = holdfast.load(run.folder)
+    assert (player.config.policy.precision, player.policy.precision) == ("bfloat16", "bfloat16")
+    playing, step = player.start(agents=4), holdfast.make_world("recall", agents=4).reset()
+    answer = playing.answer(step.obs, step.first)
+    assert answer.values.dtype == answer.told.dtype == torch.float32
+    assert {leaf.dtype for leaf in playing.memory.leaves.values()} == {torch.float32}
+    assert main(["export", str(run.folder), "--to", "torch"]) == 0
+    assert "the run computes in bfloat16, the file in float32" in capsys.readouterr().out
+    assert player.policy.precision == "bfloat16", "whoever exports changes nobody"
+
+
+def test_a_run_with_kernels_of_a_gpu_is_played_on_the_cpu(run, monkeypatch):
+    with_kernels = change(
+        build.config_of(build.find_checkpoint(run.folder, print)), {"policy.kernel": "triton"}
+    )
+    monkeypatch.setattr(build, "config_of", lambda saved: with_kernels)
+    assert holdfast.load(run.folder).policy.lstm.cell.kernel == "auto"

@@ -69,6 +69,7 @@ KINDS = {
         "trainer.check": "every:3",
     },
     "gru": {"policy.memory": "gru"},
+    "bfloat16": {"policy.precision": "bfloat16", "policy.num_layers": 2},
     "no memory": {"policy.memory": "none"},
     "never cleared": {"memory.clear_on": "never"},
     "draws": {"policy": "test_resume:Dropping", "trainer.check": "off"},

@@ -55,10 +55,13 @@ def build_policy(config: Config, world: World, device: torch.device) -> LSTMWrap
         **{key: value for key, value in asked.items() if value not in (None, "auto")},
     ).to(device)
     use_kernel(policy, knobs.kernel)
-    if knobs.compile:
-        if not isinstance(policy, PurePolicy):
-            raise ConfigError(f"policy.compile=true needs a RecurrentPolicy; {knobs.name} is none.")
-        policy.compile_parts()
+    if isinstance(policy, PurePolicy):
+        policy.precision = knobs.precision
+        if knobs.compile:
+            policy.compile_parts()
+    elif knobs.compile or knobs.precision != "float32":
+        asked = "compile=true" if knobs.compile else f"precision={knobs.precision}"
+        raise ConfigError(f"policy.{asked} needs a RecurrentPolicy; {knobs.name} is none.")
     return policy
 
 
@@ -73,9 +76,11 @@ def load_policy(folder: Path, device: torch.device, say: Say = warn) -> tuple[LS
 def policy_of(saved: Checkpoint, device: torch.device) -> tuple[LSTMWrapper, Config]:
     """Build the policy of a checkpoint, bound to the world it was trained in."""
     config = config_of(saved)
-    # Eager: whoever wants it compiled does that. As many agents as in the run: some worlds take no fewer.
+    # Eager: whoever wants it compiled does that; and our kernels are those of a GPU.
+    here = {"policy.compile": False} | ({"policy.kernel": "auto"} if device.type == "cpu" else {})
+    # As many agents as in the run: some worlds take no fewer.
     with closing_world(build_world(config, device, agents=config.world.agents, seed=0)) as world:
-        policy = build_policy(change(policy_config(saved, config), {"policy.compile": False}), world, device)
+        policy = build_policy(change(policy_config(saved, config), here), world, device)
     load_weights(policy, saved.path / "model.safetensors")
     return policy, config
 

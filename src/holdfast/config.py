@@ -48,6 +48,10 @@ class Policy(Knobs):
         default="auto",
         description="what runs LSTM and GRU: torch, triton (ours, on a GPU), auto: the faster where it runs",
     )
+    precision: Literal["float32", "bfloat16"] = Field(
+        default="float32",
+        description="what layers compute in: float32 or bfloat16; weights and memories are float32",
+    )
     compile: bool = Field(default=False, description="compile encoder and heads with torch.compile")
 
 

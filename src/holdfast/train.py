@@ -219,6 +219,7 @@ def _console(asked: _Asked, folder: RunFolder, policy: LSTMWrapper) -> RunConsol
         title=title_of(config, folder.path.name, policy, asked.device),
         horizon=config.trainer.bptt_horizon,
         begun=0 if resumed is None else resumed.saved.iteration,
+        precision=config.policy.precision,
     )
 
 

@@ -15,7 +15,7 @@ from holdfast.check.watch import look
 from holdfast.errors import ConfigError, ContractError
 from holdfast.experience import Collector
 from holdfast.values import due
-from small import SPEC, make_small
+from small import SPEC, Small, make_small
 
 SHORT = {
     "trainer.total_timesteps": 256,
@@ -72,6 +72,37 @@ def test_a_broken_one_is_stopped_with_the_law_the_place_and_what_to_type(sabotag
     with pytest.raises(
         ContractError, match=rf"broken \({law}\).*agent \d, step \d+.*holdfast check.*trainer.check=off"
     ):
+        look(policy, stored(policy), 6)
+
+
+def in_bfloat16(kind=Small):
+    """A policy that says enough to tell rounding from forgetting."""
+    policy = make_small(kind, seed=3)
+    with torch.no_grad():
+        for weight in policy.parameters():
+            weight *= 3
+    policy.precision = "bfloat16"
+    return policy
+
+
+def test_rounding_to_bfloat16_is_no_alarm(monkeypatch):
+    policy = in_bfloat16()
+    segments = stored(policy)
+    # As another order of adding would: far more than float32 may, and too little for a broken memory.
+    segments.steps["values"] += 1e-3 * torch.randn(segments.steps["values"].shape)
+    found = look(policy, segments, 6)
+    assert found["memory/check_replay"] > 1e-3
+    assert found["memory/check_clear"] == 0
+
+
+@pytest.mark.parametrize(
+    ("sabotage", "law"),
+    [(own.ZeroEntry, "replay"), (own.TimeAndBatchSwapped, "replay"), (own.NoClear, "clear")],
+    ids=lambda part: getattr(part, "__name__", part),
+)
+def test_a_broken_memory_in_bfloat16_is_stopped(sabotage, law):
+    policy = in_bfloat16(sabotage)
+    with pytest.raises(ContractError, match=rf"broken \({law}\).*agent \d, step \d+"):
         look(policy, stored(policy), 6)
 
 

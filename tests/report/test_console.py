@@ -73,6 +73,15 @@ def test_a_replay_that_differs_raises_the_alarm_once(screen):
     assert "holdfast check" in lines[0]
 
 
+def test_what_is_rounded_to_bfloat16_may_differ_by_more(screen):
+    with RunConsole(10**9, screen, precision="bfloat16") as shown:
+        shown.show(numbers(100, 4e-2))
+        assert "replay error 0.04 ✓" in shown._line()
+        assert "ALARM" not in screen.file.getvalue()
+        shown.show(numbers(100, 6e-2))
+    assert "ALARM: replaying a segment differs from living it by 6.0e-02." in screen.file.getvalue()
+
+
 def test_values_that_differ_raise_the_alarm_too(screen):
     with RunConsole(10**9, screen) as shown:
         shown.show(numbers(100, value_error=2e-4))

@@ -9,7 +9,7 @@ import torch
 from holdfast.check import alone, experiments, hypotheses
 from holdfast.check.bench import Bench
 from holdfast.check.case import AGENTS, HORIZON, STEPS, Case
-from holdfast.check.compare import BOUND
+from holdfast.check.compare import BOUND, most
 from holdfast.check.patterns import CLOCKS, PATTERNS, pattern
 from holdfast.check.results import Law, Measurement, Pattern
 from holdfast.check.tree import State
@@ -216,13 +216,13 @@ class Doctor:
 
     def same(self, case: Case, now: Tensor, was: Tensor) -> bool:
         """Whether two lives are equal to within rounding."""
-        return float((now - was).abs().max()) <= BOUND[case.dtype] * max(1.0, float(was.abs().max()))
+        return float((now - was).abs().max()) <= most(BOUND[case.dtype]) * max(1.0, float(was.abs().max()))
 
     def explains(self, case: Case, predicted: Tensor, measured: Tensor, right: Tensor) -> bool:
         """Whether a prediction gives the measured numbers, and gives them better than being right does."""
         left = float((predicted - measured).abs().max())
         error = float((right - measured).abs().max())
-        bound = BOUND[case.dtype] * max(1.0, float(measured.abs().max()))
+        bound = most(BOUND[case.dtype]) * max(1.0, float(measured.abs().max()))
         if predicted is right:
             return left <= bound
         return left <= bound and left <= EXPLAINS * error

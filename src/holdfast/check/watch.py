@@ -3,16 +3,19 @@
 import torch
 from tensordict import TensorDictBase
 
+from holdfast.check.compare import ROUNDED, Spread, most
 from holdfast.errors import ContractError
 from holdfast.experience import Segments
 from holdfast.learn import replay
-from holdfast.policies import LSTMWrapper
+from holdfast.policies import LSTMWrapper, PurePolicy
 from holdfast.policies.clock import clears
 from holdfast.shapes import Bool, Float, Tensor
 from holdfast.worlds.seen import choose
 
 REPLAY_ALARM = 1e-4
 """Above this, replaying does not give what was lived: the memory is wrong somewhere."""
+REPLAY_BOUNDS: dict[str, float | Spread] = {"float32": REPLAY_ALARM, "bfloat16": ROUNDED}
+"""By what a policy computes in."""
 CLEAR_ALARM = 1e-6
 """Above this, relative to what is said, something crossed a clear; on one machine it is exactly 0."""
 ROWS = 8
@@ -37,8 +40,9 @@ def look(policy: LSTMWrapper, segments: Segments, agents: int) -> dict[str, floa
             )
     error = _replay_error(chosen.steps, again)
     found = {"memory/check_replay": float(error.max())}
-    if not found["memory/check_replay"] <= REPLAY_ALARM:
-        _stop("replay", _place(error, order, agents), found["memory/check_replay"], REPLAY_ALARM)
+    size, bound = _judged(policy, error[chosen.steps["valid"]])
+    if not size <= bound:
+        _stop("replay", _place(error, order, agents), size, bound)
     last, crossed = _last_clear(clear[order[:ROWS]])
     if bool(crossed.any()):
         leak = _leak(policy, chosen, again, last) * crossed[:, None]
@@ -46,6 +50,19 @@ def look(policy: LSTMWrapper, segments: Segments, agents: int) -> dict[str, floa
         if not found["memory/check_clear"] <= CLEAR_ALARM:
             _stop("clear", _place(leak, order, agents), found["memory/check_clear"], CLEAR_ALARM)
     return found
+
+
+def replay_alarm(precision: str) -> float:
+    """Say above which largest error of an update's first minibatch something is wrong."""
+    return most(REPLAY_BOUNDS[precision])
+
+
+def _judged(policy: LSTMWrapper, error: Float[Tensor, " steps"]) -> tuple[float, float]:
+    """Hold errors against what the policy's precision allows: their size, and the bound."""
+    bound = REPLAY_BOUNDS[policy.precision if isinstance(policy, PurePolicy) else "float32"]
+    if isinstance(bound, Spread) and error.numel():
+        return bound.judge(error)[1:]
+    return float(error.max()) if error.numel() else 0.0, REPLAY_ALARM
 
 
 def _replay_error(lived: TensorDictBase, again: TensorDictBase) -> Float[Tensor, "B T"]:

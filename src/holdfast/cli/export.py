@@ -39,6 +39,8 @@ def run_export(words: Sequence[str]) -> int:
         if good:
             part.replace(out)
     _show(screen, step)
+    if player.config.policy.precision != "float32":
+        screen.print(f"the run computes in {player.config.policy.precision}, the file in float32")
     told = ", ".join(f"batch {rows}: {each:.1e}" for rows, each in apart.items())
     screen.print(
         f"largest difference from the policy in {STEPS} steps with restarts: in its world {lived:.1e}; of "

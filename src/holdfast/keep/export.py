@@ -1,5 +1,6 @@
 """Export: a policy as one step that any program can run, memory in and memory out."""
 
+import copy
 import io
 import json
 import logging
@@ -17,6 +18,7 @@ from torch import nn
 from holdfast.errors import ConfigError, ContractError
 from holdfast.keep.memories import fingerprint
 from holdfast.keep.parity import FACTS, require_onnx, some_seen, some_tokens
+from holdfast.memory import use_kernel
 from holdfast.policies import LSTMWrapper, PurePolicy
 from holdfast.shapes import Tensor
 from holdfast.version import __version__
@@ -93,12 +95,16 @@ class OneStep(nn.Module):
 
 
 def one_step(policy: LSTMWrapper) -> OneStep:
-    """Take a policy as one step; one written by hand keeps its memory to itself, and is refused."""
+    """Take a policy as one step in float32; one written by hand keeps its memory to itself: refused."""
     if not isinstance(policy, PurePolicy):
         raise ConfigError(
             f"{type(policy).__name__} is written by hand around self.lstm: its memory is neither an input "
             "nor an output of it, so it cannot be exported. Inherit RecurrentPolicy: write encode and decode."
         )
+    # Kernels of ours and products in bfloat16 are not what other programs can run.
+    policy = copy.deepcopy(policy)
+    policy.precision = "float32"
+    use_kernel(policy, "torch")
     return OneStep(policy).eval()
 
 

@@ -73,6 +73,13 @@ def select_rows(mask: Bool[Tensor, " B"], yes: TensorDict, no: TensorDict) -> Te
     return yes.apply(partial(_choose, mask), no)  # pyright: ignore[reportReturnType]
 
 
+def like(state: TensorDict, before: TensorDict) -> TensorDict:
+    """Give a state the precision of the one before it: layers may compute in less than is remembered."""
+    return TensorDict(
+        {key: leaf.to(before[key].dtype) for key, leaf in state.items()}, batch_size=state.batch_size
+    )
+
+
 def stack_layers(leaves: Sequence[str], layers: Iterable[Sequence[Tensor]]) -> TensorDict:
     """Stack what each layer leaves into a state, cut from the graph: this is where gradients end."""
     stacked = [torch.stack(parts, dim=1).detach() for parts in zip(*layers, strict=True)]

@@ -72,7 +72,9 @@ class MinLSTM(Cell):
         self, number: int, x: Float[Tensor, "B T D"], clear: Bool[Tensor, "B T"], read: Bool[Tensor, "B T"]
     ) -> tuple[Float[Tensor, "B T H"], Float[Tensor, "B T H"]]:
         """Work out a and b of h' = a h + b: 0 and b at clears, 1 and 0 where nobody acts."""
-        forget, take, what = self.gates[number](x).chunk(3, dim=-1)
+        gates = self.gates[number](x)
+        # Layers may compute in less than is remembered; the recurrence itself does not.
+        forget, take, what = gates.to(self.gates[number].weight.dtype).chunk(3, dim=-1)
         # f/(f+i) without dividing: it is the logistic of log f - log i.
         keep = torch.sigmoid(nn.functional.logsigmoid(forget) - nn.functional.logsigmoid(take))
         a, b = keep, (1 - keep) * what

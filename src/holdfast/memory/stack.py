@@ -8,7 +8,7 @@ from tensordict import TensorDict
 from torch import nn
 
 from holdfast.memory import reference
-from holdfast.memory.cell import Cell, require_fit, select_rows, stack_layers
+from holdfast.memory.cell import Cell, like, require_fit, select_rows, stack_layers
 from holdfast.memory.slots import Slots, plan_slots
 from holdfast.shapes import Bool, Float, Tensor
 
@@ -101,7 +101,7 @@ class Stack(Cell):
         before = [entry[leaf].transpose(0, 1).contiguous() for leaf in self.leaves]
         weights = [weight for number in range(self.num_layers) for weight in self.layer(number)]
         y_TBH, *after = self._call(x_BTD.transpose(0, 1), before, weights, self.num_layers)
-        return y_TBH.transpose(0, 1), stack_layers(self.leaves, zip(*after, strict=True))
+        return y_TBH.transpose(0, 1), like(stack_layers(self.leaves, zip(*after, strict=True)), entry)
 
     def _in_slots(
         self, x_BTD: Tensor, entry: TensorDict, clear_BT: Tensor, valid_BT: Tensor
@@ -112,8 +112,11 @@ class Stack(Cell):
             before = [entry[leaf][:, number] for leaf in self.leaves]
             y_SBH, *after = self._layer_in_slots(number, y_SBH, before, slots)
             layers.append(after)
-        state = stack_layers(self.leaves, layers)
+        state = like(stack_layers(self.leaves, layers), entry)
         if not torch.isfinite(state[self.leaves[-1]]).all():
             # A NaN survives a shut gate (0 x NaN is NaN), but must not survive its episode.
             return self.plain(x_BTD, entry, clear_BT, valid_BT)
+        if y_SBH.dtype != state[self.leaves[0]].dtype:
+            # What is only held was rounded on its way in; where nothing is read, memory stands still.
+            state = select_rows(slots.empty_B, entry.detach(), state)
         return slots.collect(y_SBH), state

@@ -19,6 +19,7 @@ from holdfast.policies.components.layers import Centre, Conv2d, Flatten, Linear
 from holdfast.policies.components.tokens import TokensToBox, Vectors
 from holdfast.policies.encoders import TokensToBox as Box
 from holdfast.policies.graph import ACTION, CORE, OBS, VALUE, Graph, find_graph
+from holdfast.policies.precision import in_full
 from holdfast.policies.template import PurePolicy, Thoughts
 from holdfast.shapes import Bool, Tensor
 from holdfast.worlds import tokens
@@ -78,7 +79,8 @@ class ComponentPolicy(PurePolicy):
         outputs = dict(known)
         for name in self.stages[number][0]:
             sources = [WORLD] if name == OBS else self.graph.nodes[name].sources
-            outputs[name] = self.components[name](*(outputs[source] for source in sources))
+            part, heard = self.components[name], [outputs[source] for source in sources]
+            outputs[name] = in_full(part, *heard) if name in (ACTION, VALUE) else part(*heard)
         return outputs
 
     def think(

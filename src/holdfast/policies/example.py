@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from holdfast.policies.encoders import Conv, TokensToBox, orthogonal
+from holdfast.policies.precision import in_full
 from holdfast.policies.spaces import require_tokens
 from holdfast.policies.template import RecurrentPolicy, Thoughts
 from holdfast.shapes import Float, Tensor, UInt8
@@ -60,4 +61,5 @@ class Example(RecurrentPolicy):
     def decode(self, features: Float[Tensor, "N H"]) -> Thoughts:
         """Turn what the memory says into a score for each action and one value."""
         # Sampling, log-probabilities and entropy are made from the scores by the template.
-        return Thoughts(self.actor(features), self.critic(features).squeeze(-1))
+        # With policy.precision=bfloat16 the last layers stay in full precision: `in_full` sees to that.
+        return Thoughts(in_full(self.actor, features), in_full(self.critic, features).squeeze(-1))

@@ -9,6 +9,7 @@ from torch import nn
 from holdfast.errors import ContractError
 from holdfast.policies.binding import ByName
 from holdfast.policies.encoders import orthogonal
+from holdfast.policies.precision import in_full
 from holdfast.shapes import Float, Tensor
 from holdfast.worlds.step import Feature
 
@@ -26,7 +27,7 @@ class Critic(nn.Module):
 
     def forward(self, x: Float[Tensor, "N H"]) -> Float[Tensor, " N"]:
         """Judge `[N,H]`."""
-        return self.fc2(torch.tanh(self.fc1(x))).squeeze(-1)
+        return in_full(self.fc2, torch.tanh(self.fc1(x))).squeeze(-1)
 
 
 class ActionEmbeddings(ByName):
@@ -87,7 +88,7 @@ class BilinearActor(nn.Module):
 
     def forward(self, x: Float[Tensor, "N H"]) -> Float[Tensor, "N actions"]:
         """Score every action for `[N,H]`."""
-        return self.scores(torch.relu(self.fc1(x)), self.embeddings())
+        return in_full(self.scores, torch.relu(self.fc1(x)), self.embeddings())
 
 
 class LinearActor(nn.Module):
@@ -100,7 +101,7 @@ class LinearActor(nn.Module):
 
     def forward(self, x: Float[Tensor, "N H"]) -> Float[Tensor, "N scores"]:
         """Score `[N,H]`."""
-        return self.fc2(torch.tanh(self.fc1(x)))
+        return in_full(self.fc2, torch.tanh(self.fc1(x)))
 
 
 class GaussianActor(nn.Module):

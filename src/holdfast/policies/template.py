@@ -12,6 +12,7 @@ from tensordict import TensorDict, TensorDictBase
 from holdfast.errors import ContractError
 from holdfast.policies.actions import Actions
 from holdfast.policies.clock import clears, slice_start
+from holdfast.policies.precision import Precision, computing, widened
 from holdfast.policies.wrapper import LSTMWrapper
 from holdfast.shapes import Bool, Float, Shaped, Tensor
 from holdfast.worlds.seen import Seen, device_of, still
@@ -28,6 +29,8 @@ class PurePolicy(LSTMWrapper, ABC):
     """A policy that is one pure function, `think`; what is remembered and who acts is minded here, once."""
 
     hears_by_name = True
+    precision: Precision = "float32"
+    """What layers compute in. Weights, stored states and what is said are float32 in any case."""
     parts: ClassVar[tuple[str, ...]]
     """Methods that may be compiled: all but the recurrent calls."""
     _compiled: Mapping[str, Callable[..., Any]] = MappingProxyType({})
@@ -69,7 +72,10 @@ class PurePolicy(LSTMWrapper, ABC):
         the world the policy is bound to.
         """
         obs = obs if valid is None else still(obs, valid, self.binding.nothing)
-        thoughts, state = self.think(self.binding.heard(obs), first, state, valid)
+        with computing(self.precision, first.device):
+            thoughts, state = self.think(self.binding.heard(obs), first, state, valid)
+        if self.precision != "float32":
+            thoughts = Thoughts(*map(widened, thoughts))
         return Thoughts(self.binding.said(thoughts.logits), thoughts.values), state
 
     @final

@@ -7,6 +7,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.live import Live
 
+from holdfast.check.watch import replay_alarm
 from holdfast.report.dashboard import Dashboard
 from holdfast.report.memory_row import alarms, memory_cells
 
@@ -27,10 +28,13 @@ class RunConsole:
         title: Mapping[str, str] | None = None,
         horizon: int = 0,
         begun: int = 0,
+        precision: str = "float32",
     ) -> None:
         self.console = console or Console(highlight=False, soft_wrap=True, emoji=False)
         self.total = iterations
-        self._board = Dashboard(iterations, title or {}, horizon, begun=begun)
+        self._board = Dashboard(
+            iterations, title or {}, horizon, begun=begun, alarm_at=replay_alarm(precision)
+        )
         self._started = self._last_line = time.perf_counter()
         self._worked = time.process_time()
         self._alarmed = set[str]()
@@ -76,7 +80,7 @@ class RunConsole:
         board.elapsed = now - self._started
         if "charts/episodic_return" in metrics:
             board.returns.add(metrics["charts/episodic_return"])
-        for kind, text in alarms(metrics):
+        for kind, text in alarms(metrics, board.alarm_at):
             self.alarm(text, kind)
         if self._live is not None:
             if now >= self._next_drawing:
@@ -101,6 +105,6 @@ class RunConsole:
         told.append(f"{metrics['charts/SPS']:,.0f} steps/s")
         if "charts/episodic_return" in metrics:
             told.append(f"return {metrics['charts/episodic_return']:.3f}")
-        told += [str(cell) for cell in memory_cells(metrics, self._board.horizon)]
+        told += [str(cell) for cell in memory_cells(metrics, self._board.horizon, self._board.alarm_at)]
         told.append(f"{self._board.left:.0f} s left")
         return " · ".join(told)

@@ -12,6 +12,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from holdfast.check.watch import REPLAY_ALARM
 from holdfast.report.memory_row import Cell, memory_cells
 from holdfast.report.numbers import Course, bytes_in_words, clock, short, spark
 
@@ -54,6 +55,8 @@ class Dashboard:
     """Processor time over time, of this process."""
     begun: int = 0
     """How many iterations were lived before, if the run goes on."""
+    alarm_at: float = REPLAY_ALARM
+    """Above which replay error something is wrong."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
         width = min(options.max_width, WIDEST)
@@ -81,7 +84,7 @@ class Dashboard:
         yield from _labelled("machine", list(self._machine()), width)
         for alarm in self.alarms:
             yield Text(f"ALARM {alarm}", "bold red", overflow="fold")
-        yield from _labelled("memory", list(memory_cells(self.metrics, self.horizon)), width)
+        yield from _labelled("memory", list(memory_cells(self.metrics, self.horizon, self.alarm_at)), width)
 
     def _progress(self, width: int) -> RenderableType:
         done = int(self.metrics.get("iteration", 0))

@@ -31,14 +31,14 @@ def replay_error(metrics: Numbers) -> float | None:
     return float(max(found)) if found else None
 
 
-def memory_cells(metrics: Numbers, horizon: int) -> Iterator[Cell]:
+def memory_cells(metrics: Numbers, horizon: int, alarm_at: float = REPLAY_ALARM) -> Iterator[Cell]:
     """Tell the row; what was not measured is not told."""
     if "memory/resets" in metrics and "memory/resets_due" in metrics:
         done, due = metrics["memory/resets"], metrics["memory/resets_due"]
         yield Cell(f"resets {done:,.0f}/{due:,.0f}", done == due)
     error = replay_error(metrics)
     if error is not None:
-        yield Cell(f"replay error {short(error)}", error <= REPLAY_ALARM)
+        yield Cell(f"replay error {short(error)}", error <= alarm_at)
     if "memory/drift" in metrics:
         yield Cell(f"drift {short(metrics['memory/drift'])}")
     if "memory/gradient_reach" in metrics:
@@ -50,10 +50,10 @@ def memory_cells(metrics: Numbers, horizon: int) -> Iterator[Cell]:
         yield Cell(f"age max {metrics['memory/age_max']:,.0f}")
 
 
-def alarms(metrics: Numbers) -> Iterator[tuple[str, str]]:
+def alarms(metrics: Numbers, alarm_at: float = REPLAY_ALARM) -> Iterator[tuple[str, str]]:
     """Tell what is wrong: of which kind it is, and a line."""
     error = replay_error(metrics)
-    if error is not None and error > REPLAY_ALARM:
+    if error is not None and error > alarm_at:
         yield (
             "replay",
             f"replaying a segment differs from living it by {error:.1e}. The memory is wrong somewhere; run "
