@@ -16,7 +16,7 @@ def measured(monkeypatch, tmp_path):
 
     def find(*broken):
         laws = make_laws(*broken, notes=["not measured in float64"], reach=make_reach())
-        monkeypatch.setattr(check, "_measure", lambda subject, screen: laws)
+        monkeypatch.setattr(check, "_measure", lambda subject, screen, conditions: laws)
 
     return find
 

@@ -1,17 +1,18 @@
 """The bench a policy is tested on: its copies in both precisions, their script, and what reaches where."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 
 from holdfast.check.case import AGENTS, HORIZON, STEPS, Case
+from holdfast.check.conditions import Conditions
 from holdfast.check.contact import first_contact
 from holdfast.check.probes import Pulls, pulls_between_calls, pulls_within_segments
 from holdfast.check.results import Reach
 from holdfast.check.script import Script, write_script
 from holdfast.check.subject import Life, Subject
-from holdfast.errors import ContractError
+from holdfast.errors import ConfigError, ContractError
 from holdfast.shapes import Bool, Float, Tensor
 
 SHARE_OF_STARTS = 0.12
@@ -22,7 +23,7 @@ class Bench:
     """The policy under test, and the scripts it lives."""
 
     cases: dict[torch.dtype, Case]
-    """Its copies; in float64 and float32, or in float32 only."""
+    """Its copies: in float64 and as in training, or only as in training."""
     script: Script
     columns: list[str]
     """The names of the numbers it says."""
@@ -36,7 +37,15 @@ class Bench:
     @property
     def practice(self) -> Case:
         """The copy in the precision of training."""
-        return self.cases[torch.float32]
+        return list(self.cases.values())[-1]
+
+    @property
+    def practised(self) -> "Bench | None":
+        """Practice as if it were the proof, where it is computed in another way than the proof is."""
+        usual = self.practice.kind == torch.float32 and self.practice.device.type == "cpu"
+        if usual or len(self.cases) == 1:
+            return None
+        return replace(self, cases={self.practice.kind: self.practice})
 
     @property
     def subject(self) -> Subject:
@@ -110,8 +119,10 @@ def clears_of(script: Script, clear_on: str) -> Bool[Tensor, "A N1"]:
     return script.first | script.trial if clear_on == "trial" else script.first
 
 
-def set_up(subject: Subject) -> Bench:
+def set_up(subject: Subject, conditions: Conditions | None = None) -> Bench:
     """Copy a policy in both precisions and write its scripts; refuse what cannot be tested."""
+    conditions = conditions or Conditions()
+    conditions.require_possible(subject.module)
     script = write_script(
         subject.imagine,
         AGENTS,
@@ -122,16 +133,23 @@ def set_up(subject: Subject) -> Bench:
     )
     if subject.told_of_starts:
         _begin_some_more(script)
-    practice = _case(subject, torch.float32)
-    columns = first_contact(practice, script)
+    practice = _practice(subject, conditions)
+    columns, told = first_contact(practice, script), conditions.note(subject.module)
+    notes = (*subject.notes, *([told] if told else []))
     try:
-        proof = _case(subject, torch.float64)
+        proof = _case(subject, torch.float64, conditions)
         first_contact(proof, script)
     except ContractError as error:
         note = f"not measured in float64, where it does not run: {error}"
-        stirred = _stirred(_case(subject, torch.float32))
-        return Bench({torch.float32: stirred}, script, columns, (*subject.notes, note))
-    return Bench({torch.float64: proof, torch.float32: practice}, script, columns, subject.notes)
+        stirred = _practice(subject, conditions, stir=True)
+        return Bench({stirred.kind: stirred}, script, columns, (*notes, note))
+    return Bench({torch.float64: proof, practice.kind: practice}, script, columns, notes)
+
+
+def _practice(subject: Subject, conditions: Conditions, *, stir: bool = False) -> Case:
+    """Copy a policy as it is trained; what is rounded to bfloat16 has to say enough to be heard."""
+    case = _case(subject, torch.float32, conditions)
+    return _stirred(case) if stir or case.kind == torch.bfloat16 else case
 
 
 def _begin_some_more(script: Script) -> None:
@@ -145,16 +163,19 @@ def _begin_some_more(script: Script) -> None:
         script.valid[agent, step] = True
 
 
-def _case(subject: Subject, dtype: torch.dtype) -> Case:
+def _case(subject: Subject, dtype: torch.dtype, conditions: Conditions) -> Case:
+    proof = dtype == torch.float64
     try:
-        return Case(subject.in_precision(dtype), dtype)
+        twin = subject.in_precision(dtype)
+        conditions.impose(twin.module, proof=proof)
+        kind = dtype if proof else conditions.computes_in(twin.module)
+        return Case(twin, dtype, kind, torch.device(conditions.device))
+    except ConfigError:
+        raise
     except Exception as error:
-        told = " ".join(str(error).split())[:300]
-        raise ContractError(
-            f"The policy cannot be copied to the CPU in {dtype}: {type(error).__name__}: {told}".replace(
-                "torch.", ""
-            )
-        ) from error
+        told = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        where = f"the {conditions.device.upper()} in {str(dtype).removeprefix('torch.')}"
+        raise ContractError(f"The policy cannot be copied to {where}: {told}") from error
 
 
 @torch.no_grad()

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
 
-from holdfast.check.script import Moments, Script
+from holdfast.check.script import Moments, Script, Some
 from holdfast.check.subject import Life, Subject, flat
 from holdfast.check.tree import Rows, State, copied, leaves
 from holdfast.shapes import Float, Tensor
@@ -24,6 +24,10 @@ class Case:
 
     subject: Subject
     dtype: torch.dtype
+    kind: torch.dtype
+    """What its layers compute in: `dtype`, or something coarser."""
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    """Where it lives; what it is shown is taken there, and what it says is brought back to the CPU."""
 
     @contextmanager
     def precisely(self) -> Iterator[None]:
@@ -51,7 +55,8 @@ class Case:
     def live(self, script: Script) -> Life:
         """Live and replay a script as the subject's own trainer would."""
         with self.precisely():
-            return self.subject.live(script.to(self.dtype).copied())
+            life = self.subject.live(self.shown(script).copied())
+        return Life(life.lived.cpu(), life.replayed.cpu())
 
     @torch.no_grad()
     def evaluate(self, script: Script) -> Float[Tensor, "A N K"]:
@@ -59,7 +64,7 @@ class Case:
         self.subject.module.eval()
         try:
             with self.precisely():
-                return self.subject.evaluate(script.to(self.dtype).copied())
+                return self.subject.evaluate(self.shown(script).copied()).cpu()
         finally:
             self.subject.module.train()
 
@@ -67,7 +72,7 @@ class Case:
     def replay(self, moments: Moments, state: State) -> Float[Tensor, "B T K"]:
         """Replay segments from their entry states."""
         with self.precisely():
-            return flat(self.subject.replay(self._shown(moments), copied(state)), 2)
+            return flat(self.subject.replay(self.shown(moments), copied(state)), 2).cpu()
 
     @torch.no_grad()
     def steps(
@@ -77,14 +82,13 @@ class Case:
         said, states = [], []
         with self.precisely():
             state = self.subject.initial(script.agents) if state is None else state
-            script = script.to(self.dtype)
+            script = self.shown(script)
             for t in range(start, script.steps if stop is None else stop):
                 states.append(copied(state))
                 answer, state = self.subject.act(script.at(t), copied(state))
                 said.append(flat(answer, 1))
-        return torch.stack(said, dim=1), [*states, copied(state)]
+        return torch.stack(said, dim=1).cpu(), [*states, copied(state)]
 
-    def _shown(self, moments: Moments) -> Moments:
-        return (
-            replace(moments, obs=moments.obs.to(self.dtype)) if moments.obs.is_floating_point() else moments
-        )
+    def shown(self, moments: Some) -> Some:
+        """Take what is met to where the policy lives, in its precision."""
+        return moments.to(self.dtype, self.device)

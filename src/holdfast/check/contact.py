@@ -26,20 +26,20 @@ def first_contact(case: "Case", script: Script) -> list[str]:
     Whatever is raised, not a number, of the wrong shape, kind or place is an error that says so.
     """
     subject, agents = case.subject, script.agents
-    script = script.to(case.dtype)
+    script = case.shown(script)
     with case.precisely():
         state = _try("make an initial state", script.at(0), lambda: subject.initial(agents))
         _require_plain(state)
         said, after = _two(
             _try("act one step", script.at(0), lambda: subject.act(script.at(0), copied(state)))
         )
-        _require_answer("acting one step", said, script.at(0))
+        _require_answer("acting one step", said, script.at(0), case.device)
         _require_state(state, after)
         # Found here rather than in a law: which axis of each tensor counts the agents.
         _ = case.rows
         segment = script.moments(0, TRIED)
         again = _try("replay a segment", segment, lambda: subject.replay(segment, copied(state)))
-        _require_answer("replaying a segment", again, segment)
+        _require_answer("replaying a segment", again, segment, case.device)
         _try("say what a step is worth", script.at(0), lambda: subject.value(script.at(0), copied(state)))
         _try("live through rollouts and updates", script, lambda: subject.live(script))
     shapes = [
@@ -78,7 +78,7 @@ def _two(result: Any) -> tuple[Answer, State]:
     return result
 
 
-def _require_answer(doing: str, said: Answer, moments: Moments) -> None:
+def _require_answer(doing: str, said: Answer, moments: Moments, device: torch.device) -> None:
     if not said:
         raise ContractError(f"The policy says nothing while {doing}.")
     for name, leaf in said.items():
@@ -89,9 +89,10 @@ def _require_answer(doing: str, said: Answer, moments: Moments) -> None:
             )
         if not leaf.is_floating_point():
             raise ContractError(f"{name!r} is {leaf.dtype} while {doing}; answers are fractions.")
-        if leaf.device.type != "cpu":
+        if leaf.device.type != device.type:
+            where = "the CPU" if device.type == "cpu" else device
             raise ContractError(
-                f"{name!r} is on {leaf.device} although the check moved the policy to the CPU."
+                f"{name!r} is on {leaf.device} although the check moved the policy to {where}."
             )
         if not bool(leaf.isfinite().all()):
             where = (~leaf.isfinite()).nonzero()[0].tolist()

@@ -171,8 +171,8 @@ class Doctor:
     def replayed(self) -> str | None:
         """What is wrong in updates, given what was really lived."""
         case, clock, states = self._clock
-        said, script = self.bench.life[case.dtype].replayed, self.bench.script
-        lived = self.bench.life[case.dtype].lived
+        said, script = self.bench.life[case.kind].replayed, self.bench.script
+        lived = self.bench.life[case.kind].lived
         if (clock is None and self.hidden) or self.same(case, said, lived):
             return None
         for entry, when in self._pairs(case, states):
@@ -216,13 +216,13 @@ class Doctor:
 
     def same(self, case: Case, now: Tensor, was: Tensor) -> bool:
         """Whether two lives are equal to within rounding."""
-        return float((now - was).abs().max()) <= most(BOUND[case.dtype]) * max(1.0, float(was.abs().max()))
+        return float((now - was).abs().max()) <= most(BOUND[case.kind]) * max(1.0, float(was.abs().max()))
 
     def explains(self, case: Case, predicted: Tensor, measured: Tensor, right: Tensor) -> bool:
         """Whether a prediction gives the measured numbers, and gives them better than being right does."""
         left = float((predicted - measured).abs().max())
         error = float((right - measured).abs().max())
-        bound = most(BOUND[case.dtype]) * max(1.0, float(measured.abs().max()))
+        bound = most(BOUND[case.kind]) * max(1.0, float(measured.abs().max()))
         if predicted is right:
             return left <= bound
         return left <= bound and left <= EXPLAINS * error

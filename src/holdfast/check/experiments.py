@@ -29,7 +29,7 @@ def _with_dice(seed: int, case: Case, script: Script) -> Float[Tensor, "A N K"]:
     """Live a few steps with all common dice set, and put them back."""
     kept, plain = np.random.get_state(), random.getstate()
     try:
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[] if case.device.type == "cpu" else [case.device]):
             torch.manual_seed(seed)
             np.random.seed(seed)
             random.seed(seed)
@@ -69,5 +69,5 @@ def is_deaf(case: Case, script: Script) -> bool:
 def hands_out_graphs(case: Case, script: Script) -> bool:
     """Whether the state after a step has a graph, where gradients are on."""
     with case.precisely(), torch.enable_grad():
-        _, state = case.subject.act(script.to(case.dtype).at(0), case.subject.initial(script.agents))
+        _, state = case.subject.act(case.shown(script).at(0), case.subject.initial(script.agents))
     return any(leaf.requires_grad for leaf in leaves(state))

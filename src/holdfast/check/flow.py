@@ -157,7 +157,8 @@ def _clear_in(bench: Bench, dtype: torch.dtype, how: str) -> Measurement:
 
 def _begins_anew(bench: Bench, dtype: torch.dtype) -> Measurement:
     """Put the initial state in at every start: an episode must go as if life began there."""
-    case, script = bench.cases[dtype], bench.script.to(dtype).copied()
+    case = bench.cases[dtype]
+    script = case.shown(bench.script).copied()
     said = []
     with torch.no_grad(), case.precisely():
         state = case.subject.initial(script.agents)
@@ -165,7 +166,7 @@ def _begins_anew(bench: Bench, dtype: torch.dtype) -> Measurement:
             state = case.rows.choose(bench.clears[:, t], case.subject.initial(script.agents), state)
             answer, state = case.subject.act(script.at(t), state)
             said.append(flat(answer, 1))
-    now, what = torch.stack(said, dim=1), f"an episode as a life that begins with it, {SHORT[dtype]}"
+    now, what = torch.stack(said, dim=1).cpu(), f"an episode as a life that begins with it, {SHORT[dtype]}"
     return close(what, bench.life[dtype].lived, now, BOUND[dtype], columns=bench.columns, about="lived")
 
 
@@ -185,7 +186,7 @@ def isolate(bench: Bench) -> list[Measurement]:
     parts += _permuted(bench)
     whole, _ = bench.proof.steps(bench.script)
     halves = [bench.proof.steps(bench.script.of(rows))[0] for rows in torch.arange(AGENTS).split(AGENTS // 2)]
-    now, bound = torch.cat(halves), BOUND[bench.proof.dtype]
+    now, bound = torch.cat(halves), BOUND[bench.proof.kind]
     parts.append(close("half of the agents alone", now, whole, bound, columns=columns, about="lived"))
     few = torch.arange(3)
     single = torch.cat([bench.proof.steps(bench.script.of(rows))[0] for rows in few.split(1)])
@@ -199,7 +200,7 @@ def _permuted(bench: Bench) -> list[Measurement]:
     To the last bit, unless sums are cut elsewhere for another order: by a trainer that cuts rows anew,
     and by single-precision products of eight rows.
     """
-    dtype, order = bench.proof.dtype, torch.arange(AGENTS).roll(2)
+    dtype, order = bench.proof.kind, torch.arange(AGENTS).roll(2)
     base, mixed = bench.life[dtype], bench.proof.live(bench.script.of(order))
     parts = []
     for name, now, was in (

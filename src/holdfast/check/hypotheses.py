@@ -35,9 +35,7 @@ def chain(
 ) -> tuple[Float[Tensor, "A N K"], list[State]]:
     """Live single steps from a state, clearing by hand; return answers and the state before each step."""
     said, states = [], []
-    moments = moments.without_flags()
-    if moments.obs.is_floating_point():
-        moments = replace(moments, obs=moments.obs.to(case.dtype))
+    moments = case.shown(moments.without_flags())
     if not clock.heeds_absence:
         moments = replace(moments, valid=torch.ones_like(moments.valid))
     with case.precisely():
@@ -48,7 +46,7 @@ def chain(
             answer, state = case.subject.act(moments[:, t], state)
             state = case.rows.choose(moments.valid[:, t], state, before)
             said.append(flat(answer, 1))
-    return torch.stack(said, dim=1), [*states, copied(state)]
+    return torch.stack(said, dim=1).cpu(), [*states, copied(state)]
 
 
 def _cleared(case: Case, state: State, mask: Bool[Tensor, " A"], part: Part) -> State:

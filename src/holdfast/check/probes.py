@@ -64,7 +64,7 @@ def pulls_between_calls(case: Case, script: Script) -> Pulls:
         steps.append(t)
         return result
 
-    script = script.to(case.dtype)
+    script = case.shown(script)
     with case.precisely(), torch.enable_grad():
         state = subject.initial(script.agents)
         for start in range(0, script.steps, HORIZON):
@@ -86,7 +86,7 @@ def _pull(said: list[Tensor], copies: list[list[Tensor]]) -> Float[Tensor, "call
         for number, pull in enumerate(pulls):
             if pull is not None:
                 call = number // len(copies[0])
-                reach[output, call] = torch.maximum(reach[output, call], pull.abs().max().float())
+                reach[output, call] = torch.maximum(reach[output, call], pull.abs().max().float().cpu())
     return reach
 
 
@@ -98,7 +98,7 @@ def pulls_within_segments(case: Case, script: Script) -> Float[Tensor, "N A N"] 
     """
     subject, found = case.subject, torch.zeros(script.steps, script.agents, script.steps)
     _, states = case.steps(script)
-    script = script.to(case.dtype)
+    script = case.shown(script)
     for start in range(0, script.steps, HORIZON):
         moments = script.moments(start, start + HORIZON)
         with case.precisely(), torch.enable_grad(), _sights(case, moments) as (seen, shown):
@@ -112,7 +112,7 @@ def pulls_within_segments(case: Case, script: Script) -> Float[Tensor, "N A N"] 
                 felt = found[start : start + HORIZON, :, start + t]
                 for pull in pulls:
                     if pull is not None:
-                        felt.copy_(torch.maximum(felt, pull.abs().flatten(2).amax(2).T.float()))
+                        felt.copy_(torch.maximum(felt, pull.abs().flatten(2).amax(2).T.float().cpu()))
     return found
 
 
@@ -151,7 +151,7 @@ def pulls_of_each(case: Case, script: Script) -> dict[str, float]:
     """Measure how strongly each thing that is said in a replay pulls on the weights."""
     subject, found = case.subject, {}
     weights = list(subject.module.parameters())
-    script = script.to(case.dtype)
+    script = case.shown(script)
     with case.precisely(), torch.enable_grad():
         said = subject.replay(script.moments(0, HORIZON), subject.initial(script.agents))
         for name, leaf in said.items():

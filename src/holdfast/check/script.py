@@ -12,6 +12,7 @@ from holdfast.shapes import Bool, Int, Shaped, Tensor
 Imagine = Callable[[tuple[int, ...], torch.Generator], Tensor]
 """Draw observations: `imagine(size, generator) -> [*size, ...]`."""
 Some = TypeVar("Some", bound="Moments")
+SIGHTS = {"obs", "other_obs"}
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,13 @@ class Moments:
 
     def __getitem__(self: Some, index: Any) -> Some:
         return type(self)(**{each.name: getattr(self, each.name)[index] for each in fields(self)})
+
+    def to(self: Some, dtype: torch.dtype, device: torch.device | None = None) -> Some:
+        """Show observations that are fractions in another precision, and everything elsewhere."""
+        shown = {each.name: getattr(self, each.name).to(device) for each in fields(self)}
+        for name in SIGHTS & shown.keys():
+            shown[name] = shown[name].to(dtype) if shown[name].is_floating_point() else shown[name]
+        return type(self)(**shown)
 
     def without_flags(self: Some) -> Some:
         """Take every flag that tells of a start away: somebody else clears."""
@@ -86,12 +94,6 @@ class Script(Moments):
     def copied(self) -> "Script":
         """Copy everything, for whoever might write into it."""
         return Script(**{each.name: getattr(self, each.name).clone() for each in fields(self)})
-
-    def to(self, dtype: torch.dtype) -> "Script":
-        """Show observations that are fractions in another precision."""
-        if not self.obs.is_floating_point():
-            return self
-        return replace(self, obs=self.obs.to(dtype), other_obs=self.other_obs.to(dtype))
 
 
 def write_script(

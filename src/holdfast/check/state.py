@@ -2,7 +2,7 @@
 
 import copy
 import tempfile
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import torch
@@ -36,7 +36,7 @@ def pure(bench: Bench) -> list[Measurement]:
     """Asking for a value, or replaying, advances nothing; inputs are left as they were."""
     case, script, columns = bench.proof, bench.script, bench.columns
     whole, states = case.steps(script)
-    subject, shown = case.subject, script.to(case.dtype)
+    subject, shown = case.subject, case.shown(script)
     with torch.no_grad(), case.precisely():
         case.steps(script, stop=MIDDLE)
         subject.value(shown.at(MIDDLE + 1), copied(states[MIDDLE]))
@@ -103,8 +103,8 @@ def _outputs_untouched(case: Case, script: Script, state: State) -> Measurement:
 
 def bounded(bench: Bench) -> list[Measurement]:
     """What is held does not grow with time."""
-    case, script = bench.practice, bench.script.of(torch.arange(2)).to(torch.float32)
-    subject = case.subject
+    case = bench.practice
+    subject, script = case.subject, case.shown(bench.script.of(torch.arange(2)))
     with case.precisely():
         state = subject.initial(2)
         entry = copied(state)
@@ -145,7 +145,7 @@ def restore(bench: Bench) -> list[Measurement]:
     whole, _ = case.steps(script)
     # Copied before it lives, and spoilt, so that nothing is right but what is loaded.
     with case.precisely():
-        other = Case(copy.deepcopy(case.subject), case.dtype)
+        other = replace(case, subject=copy.deepcopy(case.subject))
     _spoil(other)
     _, states = case.steps(script, stop=MIDDLE)
     with tempfile.TemporaryDirectory() as folder:
@@ -158,7 +158,7 @@ def restore(bench: Bench) -> list[Measurement]:
         other.subject.module.load_state_dict(load_file(weights))
         saved = load_file(memory)
     kept = iter(range(len(saved)))
-    state = pytree.tree_map_only(Tensor, lambda leaf: saved[str(next(kept))], states[MIDDLE])
+    state = pytree.tree_map_only(Tensor, lambda leaf: saved[str(next(kept))].to(leaf.device), states[MIDDLE])
     # Somebody else lives meanwhile: what is kept outside of weights and states is no longer what it was.
     case.steps(script.changed(torch.ones_like(script.first)), stop=HORIZON + 3)
     rest, _ = other.steps(script, start=MIDDLE, state=state)

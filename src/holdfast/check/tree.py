@@ -57,7 +57,9 @@ class Rows:
 
     def pick(self, state: State, rows: Tensor) -> State:
         """Take some rows, in some order."""
-        return rebuilt(state, [leaf.index_select(axis, rows) for leaf, axis in self._pairs(state)])
+        return rebuilt(
+            state, [leaf.index_select(axis, rows.to(leaf.device)) for leaf, axis in self._pairs(state)]
+        )
 
     def choose(self, mask: Bool[Tensor, " B"], yes: State, no: State) -> State:
         """Take `yes` where the mask is true and `no` elsewhere."""
@@ -87,4 +89,4 @@ def rebuilt(state: State, tensors: Sequence[Tensor]) -> State:
 
 def along(mask: Bool[Tensor, " n"], axis: int, like: Tensor) -> Bool[Tensor, "..."]:
     """Lay a mask along one axis of a tensor."""
-    return mask.reshape([-1 if each == axis else 1 for each in range(like.dim())])
+    return mask.to(like.device).reshape([-1 if each == axis else 1 for each in range(like.dim())])

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from holdfast.check.conditions import Conditions
 from holdfast.check.laws import examine
 from holdfast.check.results import Laws
 from holdfast.check.subject import Subject
@@ -33,7 +34,8 @@ def run_check(words: Sequence[str]) -> int:
     screen = Console(highlight=False, soft_wrap=True, emoji=False)
     with redirect_stdout(sys.stderr) if asked.json else nullcontext():
         # Whatever a policy prints, what is said on standard output is one JSON object.
-        laws = _measure(_found(target, keys, asked), screen)
+        found = _found(target, keys, asked)
+        laws = _measure(found, screen, Conditions(asked.device or "cpu", asked.precision, asked.kernel))
     if asked.json:
         print(json.dumps(laws.as_json(), indent=2))
     else:
@@ -51,7 +53,7 @@ def _parser() -> Parser:
     parser = Parser(
         prog="holdfast check",
         usage="holdfast check TARGET [key=value ...] [options]",
-        description="Measure the laws of memory on a policy, or those of a world, on the CPU.",
+        description="Measure the laws of memory on a policy, or those of a world.",
     )
     parser.add_argument(
         "words",
@@ -64,6 +66,17 @@ def _parser() -> Parser:
     parser.add_argument("--world", metavar="NAME", help="another way to say world:NAME")
     parser.add_argument("--obs", metavar="SHAPE", help="what a foreign policy sees: 4, or 3,84,84")
     parser.add_argument("--steps", type=int, metavar="N", help="how long to live in a world; else as needed")
+    parser.add_argument(
+        "--device", metavar="cpu|cuda", help="where to measure a policy of ours; else the CPU"
+    )
+    parser.add_argument(
+        "--precision",
+        metavar="float32|bfloat16",
+        help="what its layers compute in; else what it computes in by itself",
+    )
+    parser.add_argument(
+        "--kernel", metavar="auto|torch|triton", help="what runs its LSTM or GRU; else the one it has"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     parser.add_argument("--html", nargs="?", const="", metavar="FILE", help="write a page with pictures too")
     return parser
@@ -97,6 +110,9 @@ def _found(target: str, keys: dict[str, str], asked: argparse.Namespace) -> Subj
                 f"{word} is for worlds, for example: holdfast check world:recall world.delay=4."
             )
         return find_target(target, asked.obs)
+    for word in ("device", "precision", "kernel"):
+        if getattr(asked, word) is not None:
+            raise ConfigError(f"--{word} is for policies, for example: holdfast check fast --{word} ...")
     if asked.obs is not None:
         raise ConfigError(f"--obs is for foreign policies; what {target} shows is in its spec.")
     return find_world(target, keys, asked.steps)
@@ -111,9 +127,9 @@ def _page_for(target: str, file: str) -> Path:
     return page
 
 
-def _measure(subject: Subject | WorldToCheck, screen: Console) -> Laws:
+def _measure(subject: Subject | WorldToCheck, screen: Console, conditions: Conditions | None = None) -> Laws:
     """Measure law by law, and say which one it is meanwhile."""
     with screen.status("") as status:
         if isinstance(subject, WorldToCheck):
             return examine_world(subject, status.update)
-        return examine(subject, status.update)
+        return examine(subject, status.update, conditions=conditions)

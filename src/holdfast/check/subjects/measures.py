@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from tensordict import TensorDict
 from torch.func import functional_call
 
 from holdfast.check.case import AGENTS, HORIZON, STEPS, Case
 from holdfast.check.compare import BOUND, SHORT, close, nothing
 from holdfast.check.results import Measurement
 from holdfast.check.script import Script
+from holdfast.check.subjects.cell import cell_agrees, random_state, same_gradients
 from holdfast.policies import LSTMWrapper, PurePolicy
 from holdfast.shapes import Float, Tensor
 
@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from holdfast.check.bench import Bench
     from holdfast.check.subjects.wrapper import Wrapped
 
-GRADIENT_BOUND = 2e-5
 MIDDLE = STEPS // 2
-Gradients = Sequence[Tensor | None]
 
 
 def _policy(case: Case) -> LSTMWrapper:
@@ -42,7 +40,7 @@ def live_by_hand(
 ) -> Float[Tensor, "A N K"]:
     """Call the policy over its live store, `steps_a_call` steps at a time, slice by slice."""
     policy, subject = policy or _policy(case), cast("Wrapped", case.subject)
-    script, outputs = script.to(case.dtype), []
+    script, outputs = case.shown(script), []
     with case.precisely():
         for t in range(start, stop, steps_a_call):
             rows = []
@@ -52,7 +50,7 @@ def live_by_hand(
                 told = policy(td) if weights is None else functional_call(policy, weights, (td,))
                 rows.append(subject.said(told).reshape(length, steps_a_call, -1))
             outputs.append(torch.cat(rows))
-    return torch.cat(outputs, dim=1)
+    return torch.cat(outputs, dim=1).cpu()
 
 
 def _from_nothing(case: Case, script: Script, **how: Any) -> Float[Tensor, "A N K"]:
@@ -91,9 +89,9 @@ def cut(bench: "Bench") -> list[Measurement]:
 
 def _pull_on_entry(bench: "Bench") -> Measurement:
     case = bench.proof
-    entry = _random_state(case)
+    entry = random_state(case)
     pulled = [cast("Tensor", leaf).requires_grad_() for leaf in entry.values()]
-    shown = bench.script.to(case.dtype).moments(HORIZON, 2 * HORIZON)
+    shown = case.shown(bench.script).moments(HORIZON, 2 * HORIZON)
     with torch.enable_grad(), case.precisely():
         said = case.subject.replay(shown, entry)
         loss = torch.stack([leaf.sum() for leaf in said.values()]).sum()
@@ -122,7 +120,7 @@ def clear(bench: "Bench") -> list[Measurement]:
 
 def isolate(bench: "Bench") -> list[Measurement]:
     """Two slices of agents have memories of their own."""
-    whole, bound = _from_nothing(bench.proof, bench.script), BOUND[bench.proof.dtype]
+    whole, bound = _from_nothing(bench.proof, bench.script), BOUND[bench.proof.kind]
     sliced = served_in_slices(bench)
     return [close("served in two slices", sliced, whole, bound, columns=bench.columns, about="slices")]
 
@@ -135,8 +133,8 @@ def served_in_slices(bench: "Bench") -> Float[Tensor, "A N K"]:
 
 def pure(bench: "Bench") -> list[Measurement]:
     """Asking for values and replaying leave the live memories alone."""
-    case, script = bench.proof, bench.script.to(bench.proof.dtype)
-    policy, entry = _policy(case), dict(_random_state(case).items())
+    case, script = bench.proof, bench.proof.shown(bench.script)
+    policy, entry = _policy(case), dict(random_state(case).items())
     _from_nothing(case, script, stop=MIDDLE)
     before = _memory_of(policy)
     with torch.no_grad(), case.precisely():
@@ -192,7 +190,7 @@ def agree(bench: "Bench") -> list[Measurement]:
         now, was = _from_nothing(case, bench.script, steps_a_call=HORIZON), _from_nothing(case, bench.script)
         what = f"live segments as steps, {SHORT[dtype]}"
         parts.append(close(what, now, was, BOUND[dtype], columns=bench.columns, about="live segments"))
-        parts += _cell_agrees(case)
+        parts += cell_agrees(case)
     if isinstance(_policy(bench.proof), PurePolicy):
         parts += _compiled_agrees(bench.proof, bench.script)
     return parts
@@ -213,59 +211,11 @@ def _compiled_agrees(case: Case, script: Script) -> Iterator[Measurement]:
             weights = list(each.parameters())
             gradients.append(torch.autograd.grad(outputs[-1].square().sum(), weights, allow_unused=True))
     yield close(
-        f"compiled as eager, {SHORT[case.dtype]}", outputs[1], outputs[0], BOUND[case.dtype], about="compiled"
+        f"compiled as eager, {SHORT[case.kind]}", outputs[1], outputs[0], BOUND[case.kind], about="compiled"
     )
-    yield _same_gradients(
-        f"gradients compiled as eager, {SHORT[case.dtype]}", gradients[1], gradients[0], "compiled"
+    yield same_gradients(
+        f"gradients compiled as eager, {SHORT[case.kind]}", gradients[1], gradients[0], "compiled", case.kind
     )
-
-
-def _same_gradients(what: str, now: Gradients, was: Gradients, about: str) -> Measurement:
-    """Demand that gradients are equal to within a share of each one's largest entry.
-
-    What is a billionth of the largest of all is rounding: that of a bias which all actions share is.
-    """
-    largest = max((float(b.abs().max()) for b in was if b is not None), default=0.0)
-    errors = [
-        (a - b).abs().max() / b.abs().max().clamp(min=max(1e-9 * largest, torch.finfo(b.dtype).tiny))
-        for a, b in zip(now, was, strict=True)
-        if a is not None and b is not None
-    ]
-    size = float(torch.stack([error.double() for error in errors]).max())
-    return Measurement(
-        what, size, GRADIENT_BOUND, finding=f"off by {size:.1e} of the largest entry", about=about
-    )
-
-
-def _random_state(case: Case) -> TensorDict:
-    """Make a state that is not empty."""
-    generator = torch.Generator().manual_seed(2)
-    state = _policy(case).lstm.cell.initial(AGENTS)
-    for key, leaf in state.items():
-        state[key] = torch.rand(leaf.shape, generator=generator).to(leaf.dtype) - 0.5
-    return state
-
-
-def _cell_agrees(case: Case) -> Iterator[Measurement]:
-    """Hold the policy's cell against itself written out step by step, gradients included."""
-    cell, dtype = _policy(case).lstm.cell, case.dtype
-    generator = torch.Generator().manual_seed(1)
-    x = torch.randn(AGENTS, STEPS, cell.input_size, generator=generator).to(dtype).requires_grad_()
-    clear = torch.rand(AGENTS, STEPS, generator=generator) < 0.12
-    state = _random_state(case)
-    with torch.enable_grad():
-        fast, end = cell(x, state, clear)
-        plain, plain_end = cell.plain(x, state, clear)
-        towards = torch.randn(fast.shape, generator=generator).to(dtype)
-        inputs = [x, *cell.parameters()]
-        now = torch.autograd.grad((fast * towards).sum(), inputs)
-        was = torch.autograd.grad((plain * towards).sum(), inputs)
-    yield close(f"cell as reference, {SHORT[dtype]}", fast, plain, BOUND[dtype], about="cell")
-    for key, leaf in end.items():
-        yield close(
-            f"its state, {SHORT[dtype]}", cast("Tensor", leaf), plain_end[key], BOUND[dtype], about="cell"
-        )
-    yield _same_gradients(f"its gradients, {SHORT[dtype]}", now, was, "cell")
 
 
 OF_LAW: dict[str, Callable[["Bench"], list[Measurement]]] = {

@@ -56,7 +56,7 @@ class Wrapped(Subject):
         told = moments.first if flags == "first" else moments.terminated | moments.truncated
         td: dict[str, Any] = {flags: told, "trial": moments.trial, "valid": moments.valid}
         td["env_obs"] = self.sights.show(moments.obs)
-        td["draws"] = torch.zeros(moments.action.shape)
+        td["draws"] = torch.zeros(moments.action.shape, device=moments.first.device)
         if start is not None:
             td["training_env_id_start"] = torch.full(batch, start)
         return TensorDict({key: leaf.clone() for key, leaf in td.items()}, batch_size=batch)
