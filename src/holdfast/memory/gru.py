@@ -44,6 +44,14 @@ class GRU(Stack):
     def _flags(self, slots: Slots) -> Tensor:
         return torch.cat([slots.drive_SB2, 1 - slots.drive_SB2.sum(-1, keepdim=True)], dim=-1)
 
+    def _layer_in_kernel(
+        self, number: int, x_BTD: Tensor, before: list[Tensor], code_BT: Tensor, dtype: torch.dtype
+    ) -> tuple[Tensor, ...]:
+        from holdfast.memory.kernels import operators
+
+        (h_BH,) = before
+        return operators.gru(x_BTD, self.layer(number), h_BH, code_BT, dtype)
+
     def _layer_in_slots(
         self, number: int, x_SBD: Tensor, before: list[Tensor], slots: Slots
     ) -> tuple[Tensor, ...]:

@@ -58,6 +58,14 @@ class LSTM(Stack):
     def _flags(self, slots: Slots) -> Tensor:
         return slots.drive_SB2
 
+    def _layer_in_kernel(
+        self, number: int, x_BTD: Tensor, before: list[Tensor], code_BT: Tensor, dtype: torch.dtype
+    ) -> tuple[Tensor, ...]:
+        from holdfast.memory.kernels import operators
+
+        h_BH, c_BH = before
+        return operators.lstm(x_BTD, self.layer(number), h_BH, c_BH, code_BT, dtype)
+
     def _layer_in_slots(
         self, number: int, x_SBD: Tensor, before: list[Tensor], slots: Slots
     ) -> tuple[Tensor, ...]:

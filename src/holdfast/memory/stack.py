@@ -7,7 +7,8 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from holdfast.memory import reference
+from holdfast.errors import ContractError
+from holdfast.memory import kernels, reference
 from holdfast.memory.cell import Cell, like, require_fit, select_rows, stack_layers
 from holdfast.memory.slots import Slots, plan_slots
 from holdfast.shapes import Bool, Float, Tensor
@@ -57,6 +58,9 @@ class Stack(Cell):
     ) -> tuple[Float[Tensor, "B *T H"], TensorDict]:
         """Read one step `[B,D]` or one segment `[B,T,D]`."""
         require_fit(self, x, state, clear)
+        dtype = _computed_in(x, self.layer(0)[0])
+        if self._has_kernel(x.device, dtype):
+            return self._in_kernel(x, state, clear, valid, dtype)
         first = clear if x.dim() == 2 else clear[:, 0]
         entry = select_rows(first, self.initial(len(x)), state)
         if x.dim() == 2:
@@ -104,6 +108,36 @@ class Stack(Cell):
         What it reads has the flags in its last columns.
         """
 
+    @abstractmethod
+    def _layer_in_kernel(
+        self, number: int, x_BTD: Tensor, before: list[Tensor], code_BT: Tensor, dtype: torch.dtype
+    ) -> tuple[Tensor, ...]:
+        """Run one layer by our own kernel; the output, then what each leaf `[B,H]` has become."""
+
+    def _has_kernel(self, device: torch.device, dtype: torch.dtype) -> bool:
+        """Say whether our kernels run this; they do 32 bits and fewer, torch does the rest."""
+        if self.kernel == "torch" or dtype not in kernels.DTYPES:
+            return False
+        if self.kernel == "auto" and device.type == "cpu":
+            return False
+        refused = kernels.refusal(device, self.hidden_size)
+        if refused is not None and self.kernel == "triton":
+            raise ContractError(f"Our kernels cannot run this memory: {refused}. Use policy.kernel=auto.")
+        return refused is None
+
+    def _in_kernel(
+        self, x: Tensor, state: TensorDict, clear: Tensor, valid: Tensor | None, dtype: torch.dtype
+    ) -> tuple[Tensor, TensorDict]:
+        y_BTH = x[:, None] if x.dim() == 2 else x
+        code = clear.byte() if valid is None else clear.byte() | ((~valid).byte() << 1)
+        layers = []
+        for number in range(self.num_layers):
+            before = [state[leaf][:, number] for leaf in self.leaves]
+            y_BTH, *after = self._layer_in_kernel(number, y_BTH, before, code.reshape(y_BTH.shape[:2]), dtype)
+            layers.append(after)
+        after = like(stack_layers(self.leaves, layers), state)
+        return y_BTH[:, 0] if x.dim() == 2 else y_BTH, after
+
     def _dense(self, x_BTD: Tensor, entry: TensorDict) -> tuple[Tensor, TensorDict]:
         before = [entry[leaf].transpose(0, 1).contiguous() for leaf in self.leaves]
         weights = [weight for number in range(self.num_layers) for weight in self.layer(number)]
@@ -130,3 +164,9 @@ class Stack(Cell):
             # What is only held was rounded on its way in; where nothing is read, memory stands still.
             state = select_rows(slots.empty_B, entry.detach(), state)
         return slots.collect(y_SBH), state
+
+
+def _computed_in(x: Tensor, weight: Tensor) -> torch.dtype:
+    """Say what layers compute in: autocast's numbers where it is on, else those of the weights."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype

@@ -10,6 +10,7 @@ from holdfast.check.case import AGENTS, STEPS, Case
 from holdfast.check.compare import BOUND, SHORT, close
 from holdfast.check.results import Measurement
 from holdfast.memory import Cell, Kernel, use_kernel
+from holdfast.memory.kernels import refusal
 from holdfast.memory.stack import Stack
 from holdfast.policies import LSTMWrapper
 from holdfast.policies.precision import computing, widened
@@ -22,8 +23,6 @@ In bfloat16 two right ways to add up a cell were found 2.2e-2 apart at most (GRU
 steps, hidden sizes 16 to 512, one and two layers): a gradient sums as many roundings of 4e-3 as it has steps.
 A gate without its gradient, or a step left out, is off by 0.1 to 1.
 """
-BY_OURS = range(32, 513, 16)
-"""Hidden sizes that our own kernels run."""
 Gradients = Sequence[Tensor | None]
 
 
@@ -70,7 +69,7 @@ def _kernels(cell: Cell, case: Case) -> tuple[Kernel, ...]:
     """Where a GPU may choose between torch's kernel and ours, both are measured, whichever it would take."""
     stacks = [part for part in cell.modules() if isinstance(part, Stack)]
     open_to_choice = bool(stacks) and all(
-        stack.kernel == "auto" and stack.hidden_size in BY_OURS for stack in stacks
+        stack.kernel == "auto" and refusal(case.device, stack.hidden_size) is None for stack in stacks
     )
     return ("torch", "triton") if open_to_choice and case.device.type == "cuda" else ()
 

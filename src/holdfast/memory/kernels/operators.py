@@ -1,0 +1,184 @@
+"""The kernels as operators of torch: graphs record them, `torch.compile` calls them, gradients go through."""
+
+from typing import Any
+
+import torch
+from torch.library import custom_op, register_autograd
+
+from holdfast.memory.kernels import launch
+from holdfast.memory.kernels.launch import Plan
+from holdfast.memory.kernels.plans import Job
+from holdfast.memory.kernels.tuning import choose
+from holdfast.memory.reference import LayerWeights
+from holdfast.shapes import Float, Tensor, UInt8
+
+
+def lstm(
+    x: Float[Tensor, "B T D"],
+    weights: LayerWeights,
+    h: Float[Tensor, "B H"],
+    c: Float[Tensor, "B H"],
+    code: UInt8[Tensor, "B T"],
+    dtype: torch.dtype,
+) -> tuple[Float[Tensor, "B T H"], Float[Tensor, "B H"], Float[Tensor, "B H"]]:
+    """Run one LSTM layer over segments; a step's code: 1 clears, 2 nobody acts, 3 both."""
+    weight_ih, weight_hh, bias_ih, bias_hh = (weight.to(dtype) for weight in weights)
+    gates = torch.nn.functional.linear(x.to(dtype), weight_ih, bias_ih + bias_hh)
+    keep = torch.is_grad_enabled() and any(each.requires_grad for each in (gates, weight_hh, h, c))
+    told = _lstm(gates, weight_hh, h.float().contiguous(), c.float().contiguous(), code, keep, _precision())
+    return told[0], told[1], told[2]
+
+
+def gru(
+    x: Float[Tensor, "B T D"],
+    weights: LayerWeights,
+    h: Float[Tensor, "B H"],
+    code: UInt8[Tensor, "B T"],
+    dtype: torch.dtype,
+) -> tuple[Float[Tensor, "B T H"], Float[Tensor, "B H"]]:
+    """Run one GRU layer over segments."""
+    weight_ih, weight_hh, bias_ih, bias_hh = (weight.to(dtype) for weight in weights)
+    both, own = bias_hh.split([2 * weight_hh.shape[1], weight_hh.shape[1]])
+    # The candidate's own bias is scaled by a gate and comes later.
+    bias = bias_ih + torch.cat([both, torch.zeros_like(own)])
+    gates = torch.nn.functional.linear(x.to(dtype), weight_ih, bias)
+    keep = torch.is_grad_enabled() and any(each.requires_grad for each in (gates, weight_hh, own, h))
+    told = _gru(gates, weight_hh, own, h.float().contiguous(), code, keep, _precision())
+    return told[0], told[1]
+
+
+def _precision() -> str:
+    """Whether float32 products may be rounded to tf32, as torch's own recurrent layers ask."""
+    return "tf32" if torch.backends.cudnn.allow_tf32 else "tf32x3"
+
+
+def _job(kernel: str, x: Tensor, w: Tensor, precision: str, keep: bool = True) -> Job:
+    B, T = x.shape[:2]
+    # Only float32 has a choice.
+    precision = precision if w.dtype == torch.float32 else "tf32"
+    return Job(kernel, w.shape[1], B, T == 1, w.dtype, precision, keep)
+
+
+@custom_op("holdfast::lstm", mutates_args=())
+def _lstm(
+    x: Tensor, w: Tensor, h: Tensor, c: Tensor, code: Tensor, keep: bool, precision: str
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def run(plan: Plan) -> tuple[Tensor, ...]:
+        return launch.lstm_forward(x, w, h, c, code, keep=keep, precision=precision, plan=plan)
+
+    return _own(run(choose(_job("lstm_forward", x, w, precision, keep), x.device, run)), 3, keep)
+
+
+@_lstm.register_fake
+def _(
+    x: Tensor, w: Tensor, h: Tensor, c: Tensor, code: Tensor, keep: bool, precision: str
+) -> tuple[Tensor, ...]:
+    y, entered, gates = _like(x, w, keep)
+    cells = torch.empty_like(entered, dtype=torch.float32)
+    return y, torch.empty_like(h), torch.empty_like(c), entered, cells, gates
+
+
+@custom_op("holdfast::lstm_backward", mutates_args=())
+def _lstm_backward(
+    w: Tensor, c: Tensor, code: Tensor, cells: Tensor, gates: Tensor,
+    dy: Tensor, dh: Tensor, dc: Tensor, precision: str,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    def run(plan: Plan) -> tuple[Tensor, Tensor, Tensor]:
+        return launch.lstm_backward(w, c, code, cells, gates, dy, dh, dc, precision=precision, plan=plan)
+
+    return run(choose(_job("lstm_backward", gates, w, precision), w.device, run))
+
+
+@_lstm_backward.register_fake
+def _(
+    w: Tensor, c: Tensor, code: Tensor, cells: Tensor, gates: Tensor,
+    dy: Tensor, dh: Tensor, dc: Tensor, precision: str,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    return torch.empty_like(gates), torch.empty_like(dh), torch.empty_like(dc)
+
+
+@custom_op("holdfast::gru", mutates_args=())
+def _gru(
+    x: Tensor, w: Tensor, bias: Tensor, h: Tensor, code: Tensor, keep: bool, precision: str
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def run(plan: Plan) -> tuple[Tensor, ...]:
+        return launch.gru_forward(x, w, bias, h, code, keep=keep, precision=precision, plan=plan)
+
+    return _own(run(choose(_job("gru_forward", x, w, precision, keep), x.device, run)), 2, keep)
+
+
+@_gru.register_fake
+def _(
+    x: Tensor, w: Tensor, bias: Tensor, h: Tensor, code: Tensor, keep: bool, precision: str
+) -> tuple[Tensor, ...]:
+    y, entered, gates = _like(x, w, keep)
+    return y, torch.empty_like(h), entered, gates
+
+
+@custom_op("holdfast::gru_backward", mutates_args=())
+def _gru_backward(
+    w: Tensor, code: Tensor, entered: Tensor, gates: Tensor, dy: Tensor, dh: Tensor, precision: str
+) -> tuple[Tensor, Tensor]:
+    def run(plan: Plan) -> tuple[Tensor, Tensor]:
+        return launch.gru_backward(w, code, entered, gates, dy, dh, precision=precision, plan=plan)
+
+    return run(choose(_job("gru_backward", gates, w, precision), w.device, run))
+
+
+@_gru_backward.register_fake
+def _(
+    w: Tensor, code: Tensor, entered: Tensor, gates: Tensor, dy: Tensor, dh: Tensor, precision: str
+) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(gates), torch.empty_like(dh)
+
+
+def _own(told: tuple[Tensor, ...], first: int, keep: bool) -> Any:
+    """Give back what was kept for gradients only if it was asked for: what was handed over is nobody's."""
+    return told if keep else (*told[:first], *(each.new_empty(0) for each in told[first:]))
+
+
+def _like(x: Tensor, w: Tensor, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
+    B, T, H = *x.shape[:2], w.shape[1]
+    kept = (x.new_empty(B, T, H), x.new_empty(B, T, 4 * H)) if keep else (x.new_empty(0), x.new_empty(0))
+    return x.new_empty(B, T, H), *kept
+
+
+def _lstm_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    _, w, _, c, code, _, ctx.precision = inputs
+    _, _, _, entered, cells, gates = output
+    ctx.save_for_backward(w, c, code, entered, cells, gates)
+    ctx.set_materialize_grads(False)
+
+
+def _lstm_gradients(
+    ctx: Any, dy: Tensor | None, dh: Tensor | None, dc: Tensor | None, *_: Any
+) -> tuple[Tensor | None, ...]:
+    w, c, code, entered, cells, gates = ctx.saved_tensors
+    pulls = _pulls(dy, entered), _pulls(dh, c), _pulls(dc, c)
+    dgates, dh_in, dc_in = _lstm_backward(w, c, code, cells, gates, *pulls, ctx.precision)
+    dw = dgates.flatten(0, 1).T @ entered.flatten(0, 1)
+    return dgates, dw, dh_in, dc_in, None, None, None
+
+
+def _gru_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    _, w, _, h, code, _, ctx.precision = inputs
+    _, _, entered, gates = output
+    ctx.save_for_backward(w, h, code, entered, gates)
+    ctx.set_materialize_grads(False)
+
+
+def _gru_gradients(ctx: Any, dy: Tensor | None, dh: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+    w, h, code, entered, gates = ctx.saved_tensors
+    dgates, dh_in = _gru_backward(w, code, entered, gates, _pulls(dy, entered), _pulls(dh, h), ctx.precision)
+    H = w.shape[1]
+    # They are those of the hidden state's part of n, then of r, z and the input's part of n.
+    n, r_and_z = (dgates[..., : 3 * H].flatten(0, 1).T @ entered.flatten(0, 1)).split([H, 2 * H])
+    return dgates[..., H:], torch.cat([r_and_z, n]), dgates[..., :H].sum((0, 1)), dh_in, None, None, None
+
+
+def _pulls(gradient: Tensor | None, like: Tensor) -> Tensor:
+    return torch.zeros_like(like) if gradient is None else gradient.to(like.dtype).contiguous()
+
+
+register_autograd(_lstm, _lstm_gradients, setup_context=_lstm_context)
+register_autograd(_gru, _gru_gradients, setup_context=_gru_context)

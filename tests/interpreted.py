@@ -1,0 +1,21 @@
+"""Triton's interpreter, made to work with the NumPy of today."""
+
+import importlib.util
+import os
+
+
+def repair() -> None:
+    """Let the bounds of a loop be numbers of a kernel: NumPy 2.4 turns no array of one entry into an int."""
+    if os.environ.get("TRITON_INTERPRET") != "1" or importlib.util.find_spec("triton") is None:
+        return
+    from triton.runtime import interpreter
+
+    patch = interpreter._patch_lang_tensor
+    if patch.__module__ == __name__:
+        return
+
+    def patched(tensor, scope):
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = patched
