@@ -135,6 +135,32 @@ def test_a_cell_in_bfloat16_forgets_exactly_and_gives_its_state_back_as_it_was(n
     assert torch.where(before[..., None], 0.0, y).equal(torch.where(before[..., None], 0.0, y_other))
 
 
+@pytest.mark.parametrize("name", [name for name in CELLS if name != "none"])
+@pytest.mark.parametrize("starts", [(), (1,)])
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_cell_in_bfloat16_remembers_in_float32_whichever_way_it_reads(name, starts, steps):
+    cell = make_cell(name, 5, 16, 2)
+    clear = torch.zeros(4, steps, dtype=torch.bool)
+    clear[:2, list(starts[: steps - 1])] = True
+    x = torch.randn(4, steps, 5)
+    with torch.autocast("cpu", torch.bfloat16):
+        _, after = cell(x, cell.initial(4), clear)
+        _, one = cell(x[:, 0], cell.initial(4), clear[:, 0])
+    assert {leaf.dtype for leaf in (*after.values(), *one.values())} == {torch.float32}
+
+
+def test_the_recurrence_of_a_minlstm_is_not_rounded():
+    cell, x = make_cell("minlstm", 5, 16, 1), torch.randn(4, 64, 5)
+    never = torch.zeros(4, 64, dtype=torch.bool)
+    with torch.autocast("cpu", torch.bfloat16):
+        whole, _ = cell(x, cell.initial(4), never)
+        said, state = [], cell.initial(4)
+        for t in range(64):
+            y, state = cell(x[:, t], state, never[:, t])
+            said.append(y)
+    assert (torch.stack(said, 1) - whole).abs().max() <= 1e-5
+
+
 def test_a_config_says_what_a_policy_computes_in():
     config = change(Config(), {"policy.precision": "bfloat16", "policy.hidden_size": 16})
     assert build_policy(config, WORLD, torch.device("cpu")).precision == "bfloat16"

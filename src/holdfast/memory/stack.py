@@ -156,13 +156,13 @@ class Stack(Cell):
             before = [entry[leaf][:, number] for leaf in self.leaves]
             y_SBH, *after = self._layer_in_slots(number, x_SBD, before, slots)
             layers.append(after)
-        state = like(stack_layers(self.leaves, layers), entry)
+        state = stack_layers(self.leaves, layers)
         if not torch.isfinite(state[self.leaves[-1]]).all():
             # A NaN survives a shut gate (0 x NaN is NaN), but must not survive its episode.
             return self.plain(x_BTD, entry, clear_BT, valid_BT)
-        if y_SBH.dtype != state[self.leaves[0]].dtype:
+        if y_SBH.dtype != entry[self.leaves[0]].dtype:
             # What is only held was rounded on its way in; where nothing is read, memory stands still.
-            state = select_rows(slots.empty_B, entry.detach(), state)
+            state = like(select_rows(slots.empty_B, entry.detach(), state), entry)
         return slots.collect(y_SBH), state
 
 
