@@ -4,6 +4,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from holdfast.cli.bench import run_bench
 from holdfast.cli.check import run_check
 from holdfast.cli.eval import run_eval
 from holdfast.cli.export import run_export
@@ -15,7 +16,7 @@ __all__ = ["main"]
 
 GOOD, NOT_GOOD, WRONG_CALL = 0, 1, 2
 
-VERBS = {"train": run_train, "eval": run_eval, "check": run_check, "export": run_export}
+VERBS = {"train": run_train, "eval": run_eval, "check": run_check, "export": run_export, "bench": run_bench}
 
 HELP = """usage: holdfast VERB ...
 
@@ -24,6 +25,7 @@ HELP = """usage: holdfast VERB ...
   eval runs/NAME                 play a run's policy in unseen episodes, with its memory and without
   check TARGET                   prove or disprove a policy's memory, or a world's contract
   export RUN --to onnx|torch     write a policy as one step that any program can run
+  bench memory                   time memory cells against torch's dense call, and whether they are right
 
   --version                      print the version
   VERB --help                    tell more about a verb

@@ -1,0 +1,176 @@
+"""`holdfast bench memory`: what remembering costs, against torch's dense call and others."""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from holdfast.bench import CELLS, PRECISIONS, RIVALS, Bench, Outcome, Precision, measure
+from holdfast.bench.cases import Case, cases_of
+from holdfast.bench.where import name_of, versions
+from holdfast.build import pick_device
+from holdfast.cli.parser import Parser, count
+from holdfast.config import Config
+from holdfast.errors import ConfigError, did_you_mean
+from holdfast.report.speed import MEANING, lines_of, speed_table
+
+WHAT = "memory"
+ROUNDS = {"cpu": 15, "cuda": 40}
+QUICK = 5
+WIDE = 170
+"""Columns of a table that goes into a file."""
+
+
+def run_bench(words: Sequence[str]) -> int:
+    """Measure case by case, tell each as it comes, then all in a table; 1 if one of ours is wrong."""
+    given = _parser().parse_args(words)
+    if given.what != WHAT:
+        raise ConfigError(
+            f"holdfast bench {given.what}: {did_you_mean(given.what, [WHAT], f'there is {WHAT}.')}"
+        )
+    file = None if given.json is None else _file_for(given.json)
+    device = pick_device(Config(device=given.device))
+    if device.type == "cpu":
+        # As in training: more of them wait for each other.
+        torch.set_num_threads(1)
+    bench, cases, outcomes = _bench(given, device), _cases(given, device), []
+    _to_stderr(f"{name_of(device)} · torch {torch.__version__} · {len(cases)} cases")
+    for case in cases:
+        outcomes.append(measure(bench, case))
+        for line in lines_of(outcomes[-1]):
+            _to_stderr(line)
+        if file is not None:
+            # After every case: who is interrupted has what was measured.
+            file.write_text(json.dumps(_as_json(device, outcomes), indent=2), encoding="utf-8")
+    out = Console(highlight=False, emoji=False, width=None if sys.stdout.isatty() else WIDE)
+    out.print(speed_table(outcomes))
+    out.print(MEANING, markup=False)
+    return 0 if all(outcome.good for outcome in outcomes) else 1
+
+
+def _bench(given: argparse.Namespace, device: torch.device) -> Bench:
+    usual: Precision = "bfloat16" if device.type == "cuda" else "float32"
+    precisions: list[Precision] = given.precision or [usual]
+    if device.type == "cpu" and precisions != ["float32"]:
+        raise ConfigError(
+            f"--precision {','.join(precisions)}: on a CPU float32 is measured; leave it out, or use "
+            "--device cuda."
+        )
+    rounds = given.rounds or (QUICK if given.quick else ROUNDS[device.type])
+    return Bench(device, given.rivals or list(RIVALS), precisions, rounds, say=_passing)
+
+
+def _cases(given: argparse.Namespace, device: torch.device) -> list[Case]:
+    on_gpu = device.type == "cuda"
+    cases = cases_of(
+        device,
+        given.cell or (CELLS if on_gpu else CELLS[:1]),
+        given.hidden or [],
+        given.batch or [],
+        given.steps or [64],
+        given.layers,
+        given.starts or ([0.02] if on_gpu else [0.0, 0.02, 0.1]),
+    )
+    return cases[:1] if given.quick and not (given.hidden or given.batch) else cases
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="holdfast bench",
+        usage="holdfast bench memory [options]",
+        description="Time our memory cells forwards and backwards, with starts inside segments, against "
+        "torch's dense call without them, a loop over steps and, where it is installed, TorchRL's kernel: in "
+        "one run, in turns.",
+    )
+    add = parser.add_argument
+    add("what", nargs="?", default=WHAT, metavar=WHAT, help="what to measure")
+    add("--cell", type=_each(_one_of(CELLS)), metavar="LIST", help="lstm,gru (both on a GPU, lstm elsewhere)")
+    add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to compute (auto)")
+    add(
+        "--precision",
+        type=_each(_one_of(PRECISIONS)),
+        metavar="LIST",
+        help=f"some of {','.join(PRECISIONS)} (bfloat16 on a GPU, where dense is measured in float16 too)",
+    )
+    add("--hidden", type=_each(count), metavar="LIST", help="hidden sizes, such as 128,256")
+    add("--batch", type=_each(count), metavar="LIST", help="rows, such as 256,1024")
+    add("--steps", type=_each(count), metavar="LIST", help="steps of a row (64)")
+    add("--layers", type=count, default=1, metavar="N", help="layers (1)")
+    add(
+        "--starts", type=_each(_share), metavar="LIST", help="shares of steps that are starts, such as 0,0.02"
+    )
+    add(
+        "--rivals",
+        type=_each(_one_of(tuple(RIVALS))),
+        metavar="LIST",
+        help=f"some of {','.join(RIVALS)} (all)",
+    )
+    add(
+        "--rounds",
+        type=count,
+        metavar="N",
+        help=f"how often each is timed ({ROUNDS['cpu']}, on a GPU {ROUNDS['cuda']})",
+    )
+    add("--quick", action="store_true", help=f"{QUICK} rounds, and of the usual sizes the first")
+    add("--json", metavar="FILE", help="write all figures to this file, after every case")
+    return parser
+
+
+def _each(read: Callable[[str], Any]) -> Callable[[str], list[Any]]:
+    """Read several, with commas between them."""
+    return lambda text: [read(word.strip()) for word in text.split(",")]
+
+
+def _one_of(known: Sequence[str]) -> Callable[[str], str]:
+    def read(word: str) -> str:
+        meant = word.replace("-", " ")
+        if meant not in known:
+            hint = did_you_mean(meant, known, f"there is {', '.join(known)}")
+            raise argparse.ArgumentTypeError(f"{word}: {hint.rstrip('.')}")
+        return meant
+
+    return read
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise argparse.ArgumentTypeError(f"{text}: give a share from 0 to 1, such as 0.02")
+    return share
+
+
+def _file_for(name: str) -> Path:
+    """Say where figures go, before anybody waits for them."""
+    file = Path(name)
+    if file.is_dir() or not file.parent.is_dir():
+        raise ConfigError(f"{file} cannot be written; name a file in a folder that exists: --json FILE.")
+    return file
+
+
+def _as_json(device: torch.device, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    return {
+        "date": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "device": name_of(device),
+        "versions": versions(),
+        "threads": torch.get_num_threads(),
+        "cases": [outcome.as_json() for outcome in outcomes],
+    }
+
+
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _passing(line: str) -> None:
+    """Say what goes on, to people only; the next line takes its place."""
+    if sys.stderr.isatty():
+        print(f"\r{line:<100}", end="\r", file=sys.stderr, flush=True)
