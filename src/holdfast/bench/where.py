@@ -17,7 +17,7 @@ def name_of(device: torch.device) -> str:
         return torch.cuda.get_device_name(device)
     told = _CPUS.read_text().splitlines() if _CPUS.exists() else []
     models = [line.partition(":")[2].strip() for line in told if line.startswith("model name")]
-    return f"{models[0] if models else platform.machine()}, {torch.get_num_threads()} thread"
+    return f"{models[0] if models else platform.machine()}"
 
 
 def versions() -> dict[str, str | None]:

@@ -13,12 +13,13 @@ from rich.console import Console
 
 from holdfast.bench import CELLS, PRECISIONS, RIVALS, Bench, Outcome, Precision, measure
 from holdfast.bench.cases import Case, cases_of
+from holdfast.bench.processes import combined, in_processes
 from holdfast.bench.where import name_of, versions
 from holdfast.build import pick_device
 from holdfast.cli.parser import Parser, count
 from holdfast.config import Config
 from holdfast.errors import ConfigError, did_you_mean
-from holdfast.report.speed import MEANING, lines_of, speed_table
+from holdfast.report.speed import MEANING, lines_of, processes_table, speed_table
 
 WHAT = "memory"
 ROUNDS = {"cpu": 15, "cuda": 40}
@@ -36,6 +37,9 @@ def run_bench(words: Sequence[str]) -> int:
         )
     file = None if given.json is None else _file_for(given.json)
     device = pick_device(Config(device=given.device))
+    out = Console(highlight=False, emoji=False, width=None if sys.stdout.isatty() else WIDE)
+    if given.processes is not None:
+        return _several(given, file, device, out)
     if device.type == "cpu":
         # As in training: more of them wait for each other.
         torch.set_num_threads(1)
@@ -48,10 +52,29 @@ def run_bench(words: Sequence[str]) -> int:
         if file is not None:
             # After every case: who is interrupted has what was measured.
             file.write_text(json.dumps(_as_json(device, outcomes), indent=2), encoding="utf-8")
-    out = Console(highlight=False, emoji=False, width=None if sys.stdout.isatty() else WIDE)
     out.print(speed_table(outcomes))
     out.print(MEANING, markup=False)
     return 0 if all(outcome.good for outcome in outcomes) else 1
+
+
+def _several(given: argparse.Namespace, file: Path | None, device: torch.device, out: Console) -> int:
+    """Measure in fresh processes, one after the other."""
+    runs = in_processes(_again(given), given.processes, _to_stderr)
+    rows = combined(runs)
+    out.print(processes_table(rows))
+    if file is not None:
+        told = {**_about(device), "processes": rows, "runs": runs}
+        file.write_text(json.dumps(told, indent=2), encoding="utf-8")
+    return 0 if all(run["good"] for run in runs) else 1
+
+
+def _again(given: argparse.Namespace) -> list[str]:
+    """Say the same in words, but for the number of processes and the file."""
+    words = ["--quick"] if given.quick else []
+    for name, value in vars(given).items():
+        if name not in ("what", "quick", "processes", "json") and value is not None:
+            words += [f"--{name}", ",".join(map(str, value)) if isinstance(value, list) else str(value)]
+    return words
 
 
 def _bench(given: argparse.Namespace, device: torch.device) -> Bench:
@@ -118,6 +141,7 @@ def _parser() -> Parser:
         help=f"how often each is timed ({ROUNDS['cpu']}, on a GPU {ROUNDS['cuda']})",
     )
     add("--quick", action="store_true", help=f"{QUICK} rounds, and of the usual sizes the first")
+    add("--processes", type=count, metavar="N", help="measure it all in so many fresh processes")
     add("--json", metavar="FILE", help="write all figures to this file, after every case")
     return parser
 
@@ -158,11 +182,18 @@ def _file_for(name: str) -> Path:
 
 def _as_json(device: torch.device, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     return {
+        **_about(device),
+        "threads": torch.get_num_threads(),
+        "good": all(outcome.good for outcome in outcomes),
+        "cases": [outcome.as_json() for outcome in outcomes],
+    }
+
+
+def _about(device: torch.device) -> dict[str, Any]:
+    return {
         "date": datetime.now().astimezone().isoformat(timespec="seconds"),
         "device": name_of(device),
         "versions": versions(),
-        "threads": torch.get_num_threads(),
-        "cases": [outcome.as_json() for outcome in outcomes],
     }
 
 

@@ -1,11 +1,13 @@
 """A bench in words: a line for each rival as it is measured, and a table in the end."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.bench import Measured, Outcome
+from holdfast.bench import Case, Measured, Outcome
+from holdfast.bench.processes import SIZES
 
 MEANING = (
     "ms: forwards and backwards, median [one in ten below - one in ten above] · of dense: time over torch's "
@@ -39,18 +41,35 @@ def speed_table(outcomes: Sequence[Outcome]) -> Table:
         name = str(outcome.case)
         for each in outcome.measured:
             right = Text(" ✓", "green") if each.right else Text(" ✗", "red")
-            *cells, first = _cells(each)
-            cells[-1] = Text(cells[-1]) + right
-            table.add_row(name, *cells, first)
+            *cells, at_huge, first = _cells(each)
+            table.add_row(name, *cells, Text(at_huge) + right, first)
             name = ""
     return table
+
+
+def processes_table(rows: Sequence[dict[str, Any]]) -> Table:
+    """Lay out what several processes found: medians of their medians, the least and the most of them."""
+    names = ("case", "rival", "in", "processes", "ms", "of dense", "")
+    table = Table(*names, box=None, padding=(0, 2, 0, 0))
+    for row in rows:
+        case = Case(**{size: row[size] for size in SIZES})
+        right = Text("✓", "green") if row["right"] else Text("✗", "red")
+        ms, of_dense = (_between(row, name) for name in ("ms_median", "of_dense"))
+        table.add_row(str(case), row["rival"], row["precision"], str(row["processes"]), ms, of_dense, right)
+    return table
+
+
+def _between(row: dict[str, Any], name: str) -> str:
+    if row[name] is None:
+        return ""
+    return f"{row[name]:.3g} [{row[f'{name}_least']:.3g} - {row[f'{name}_most']:.3g}]"
 
 
 def _columns() -> tuple[str, ...]:
     return ("rival", "in", "ms", "timed", "of dense", "x float16", "output", "gradient", "1e4", "first")
 
 
-def _cells(each: Measured) -> list:
+def _cells(each: Measured) -> list[str]:
     low, high = each.times.spread
     return [
         each.name,

@@ -1,0 +1,159 @@
+"""`holdfast bench memory`, small."""
+
+import json
+
+import pytest
+import torch
+
+from holdfast.bench import processes
+from holdfast.bench.processes import combined
+from holdfast.cli import bench, main
+
+TINY = ["bench", "memory", "--device", "cpu", "--hidden", "8", "--batch", "4,6", "--steps", "5", "--quick"]
+
+
+@pytest.fixture(autouse=True)
+def as_many_threads_after():
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_it_tells_each_case_as_it_comes_and_all_in_a_table(capsys, tmp_path):
+    file = tmp_path / "figures.json"
+    assert main([*TINY, "--cell", "lstm,gru", "--starts", "0,0.5", "--json", str(file)]) == 0
+    said = capsys.readouterr()
+    first, *lines = said.err.splitlines()
+    assert "8 cases" in first
+    assert len(lines) == 8 * 3
+    assert lines[0].startswith("lstm H=8 B=4 T=5 0 starts: holdfast · float32 · ")
+    assert all("ms (cpu)" in line and "of dense" in line and "errors" in line for line in lines)
+    header, *rows = said.out.splitlines()
+    assert header.split()[:5] == ["case", "rival", "in", "ms", "timed"]
+    assert sum(" ✓" in row for row in rows) == 24
+    told = json.loads(file.read_text())
+    assert {"date", "device", "versions", "threads", "good", "cases"} == set(told)
+    assert told["versions"]["torch"] == torch.__version__
+    assert (told["good"], len(told["cases"]), told["threads"]) == (True, 8, 1)
+    sizes = {"cell": "gru", "hidden": 8, "batch": 6, "steps": 5, "layers": 1, "starts": 0.5}
+    case = told["cases"][-1]
+    assert {key: case[key] for key in sizes} == sizes
+    assert [result["rival"] for result in case["results"]] == ["holdfast", "dense", "step by step"]
+    for result in case["results"]:
+        assert 0 < result["ms_p10"] <= result["ms_median"] <= result["ms_p90"]
+        assert 0 < result["gradient_error"] < 1e-5
+        assert (result["inputs_of_1e4"], result["right"], result["rounds"]) == ("ok", True, 5)
+        assert result["first_call_seconds"] > 0
+    ours, dense, _ = case["results"]
+    assert ours["of_dense"] == ours["ms_median"] / dense["ms_median"]
+
+
+def test_what_is_wrong_shows_in_the_table_and_in_the_exit_code(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr("holdfast.bench.memory.errors_of", lambda said, truth: (float("nan"), 0.5))
+    file = tmp_path / "figures.json"
+    assert main([*TINY, "--starts", "0", "--rivals", "holdfast", "--json", str(file)]) == 1
+    rows = capsys.readouterr().out.splitlines()[1:3]
+    assert all("nan" in row and "5e-01" in row and "✗" in row for row in rows)
+    told = json.loads(file.read_text(), parse_constant=pytest.fail)
+    assert (told["good"], told["cases"][0]["results"][0]["output_error"]) == (False, "nan")
+
+
+def test_who_is_interrupted_has_the_figures_so_far(capsys, monkeypatch, tmp_path):
+    real = bench.measure
+
+    def second_fails(how, case):
+        if case.batch == 6:
+            raise KeyboardInterrupt
+        return real(how, case)
+
+    monkeypatch.setattr(bench, "measure", second_fails)
+    file = tmp_path / "figures.json"
+    assert main([*TINY, "--starts", "0", "--json", str(file)]) == 1
+    assert [case["batch"] for case in json.loads(file.read_text())["cases"]] == [4]
+    assert "B=4" in capsys.readouterr().err
+
+
+def test_some_rivals_alone_and_quickly_the_first_of_the_usual_sizes(capsys, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        bench, "measure", lambda how, case: asked.append((how, case)) or pytest.fail("enough")
+    )
+    with pytest.raises(pytest.fail.Exception):
+        main(["bench", "--quick", "--device", "cpu", "--rivals", "blank-steps,dense"])
+    ((how, case),) = asked
+    assert "1 cases" in capsys.readouterr().err
+    assert (list(how.rivals), how.rounds) == (["blank steps", "dense"], 5)
+    assert (case.cell, case.hidden, case.batch, case.steps, case.starts) == ("lstm", 128, 32, 64, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["memori"], "holdfast bench memori: did you mean memory?"),
+        (
+            ["memory", "--cell", "lstn"],
+            "argument --cell: lstn: did you mean lstm?; see holdfast bench --help.",
+        ),
+        (["memory", "--rivals", "dens"], "did you mean dense?"),
+        (["memory", "--hidden", "0"], "0: give a whole number above 0"),
+        (["memory", "--batch", "8,x"], "x: give a whole number above 0"),
+        (["memory", "--starts", "2"], "2: give a share from 0 to 1, such as 0.02"),
+        (["memory", "--starts", "few"], "few: give a share from 0 to 1"),
+        (["memory", "--precision", "float8"], "did you mean float"),
+        (["memory", "--device", "cpu", "--precision", "bfloat16"], "on a CPU float32 is measured"),
+        (["memory", "--json", "nowhere/x.json"], "nowhere/x.json cannot be written"),
+        (["memory", "--nothing"], "unrecognized arguments: --nothing"),
+    ],
+)
+def test_a_wrong_option_is_one_line(capsys, words, told):
+    assert main(["bench", *words]) == 2
+    said = capsys.readouterr()
+    assert told in said.err
+    assert len(said.err.splitlines()) == 1
+    assert said.out == ""
+
+
+def test_fresh_processes_measure_the_same_and_are_put_side_by_side(capfd, tmp_path):
+    file = tmp_path / "figures.json"
+    words = [*TINY, "--starts", "0.5", "--rivals", "holdfast,dense", "--rounds", "2", "--processes", "2"]
+    assert main([*words, "--json", str(file)]) == 0
+    said = capfd.readouterr()
+    lines = said.err.splitlines()
+    assert [line for line in lines if line.startswith("process")] == ["process 1 of 2", "process 2 of 2"]
+    assert sum("ms (cpu)" in line for line in lines) == 8
+    assert len(said.out.splitlines()) == 1 + 4
+    assert said.out.count("✓") == 4
+    told = json.loads(file.read_text())
+    assert (len(told["runs"]), len(told["processes"])) == (2, 4)
+    assert {case["results"][0]["rounds"] for run in told["runs"] for case in run["cases"]} == {2}
+    assert {row["processes"] for row in told["processes"]} == {2}
+
+
+def test_a_process_that_measures_nothing_is_told(capsys, monkeypatch):
+    monkeypatch.setattr(processes, "START", "raise SystemExit(3)")
+    assert main([*TINY, "--processes", "2"]) == 1
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "holdfast: Process 1 ended with 3 before it measured a case."
+    )
+
+
+def test_several_processes_are_told_by_median_least_and_most():
+    def run(ms, ratio, right):
+        result = {
+            "rival": "dense",
+            "precision": "float32",
+            "ms_median": ms,
+            "of_dense": ratio,
+            "right": right,
+        }
+        sizes = {"cell": "gru", "hidden": 8, "batch": 4, "steps": 5, "layers": 1, "starts": 0.0}
+        return {"cases": [{**sizes, "results": [result]}]}
+
+    (row,) = combined([run(3.0, None, True), run(1.0, None, False), run(7.0, None, True)])
+    assert (row["ms_median"], row["ms_median_least"], row["ms_median_most"]) == (3.0, 1.0, 7.0)
+    assert (row["of_dense"], row["right"], row["processes"], row["batch"]) == (None, False, 3, 4)
+
+
+def test_help_names_the_verb(capsys):
+    assert main(["--help"]) == 0
+    assert "bench memory" in capsys.readouterr().out
