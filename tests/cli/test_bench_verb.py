@@ -115,7 +115,7 @@ def test_a_wrong_option_is_one_line(capsys, words, told):
 
 def test_fresh_processes_measure_the_same_and_are_put_side_by_side(capfd, tmp_path):
     file = tmp_path / "figures.json"
-    words = [*TINY, "--starts", "0.5", "--rivals", "holdfast,dense", "--rounds", "2", "--processes", "2"]
+    words = [*TINY, "--starts", "0.5", "--rivals", "holdfast,dense", "--processes", "2"]
     assert main([*words, "--json", str(file)]) == 0
     said = capfd.readouterr()
     lines = said.err.splitlines()
@@ -125,7 +125,7 @@ def test_fresh_processes_measure_the_same_and_are_put_side_by_side(capfd, tmp_pa
     assert said.out.count("✓") == 4
     told = json.loads(file.read_text())
     assert (len(told["runs"]), len(told["processes"])) == (2, 4)
-    assert {case["results"][0]["rounds"] for run in told["runs"] for case in run["cases"]} == {2}
+    assert {case["results"][0]["rounds"] for run in told["runs"] for case in run["cases"]} == {5}
     assert {row["processes"] for row in told["processes"]} == {2}
 
 

@@ -121,13 +121,7 @@ def _parser() -> Parser:
         metavar="LIST",
         help=f"some of {','.join(PRECISIONS)} (bfloat16 on a GPU, where dense is measured in float16 too)",
     )
-    add("--hidden", type=_each(count), metavar="LIST", help="hidden sizes, such as 128,256")
-    add("--batch", type=_each(count), metavar="LIST", help="rows, such as 256,1024")
-    add("--steps", type=_each(count), metavar="LIST", help="steps of a row (64)")
-    add("--layers", type=count, default=1, metavar="N", help="layers (1)")
-    add(
-        "--starts", type=_each(_share), metavar="LIST", help="shares of steps that are starts, such as 0,0.02"
-    )
+    _add_sizes(parser)
     add(
         "--rivals",
         type=_each(_one_of(tuple(RIVALS))),
@@ -144,6 +138,17 @@ def _parser() -> Parser:
     add("--processes", type=count, metavar="N", help="measure it all in so many fresh processes")
     add("--json", metavar="FILE", help="write all figures to this file, after every case")
     return parser
+
+
+def _add_sizes(parser: Parser) -> None:
+    add = parser.add_argument
+    add("--hidden", type=_each(count), metavar="LIST", help="hidden sizes, such as 128,256")
+    add("--batch", type=_each(count), metavar="LIST", help="rows, such as 256,1024")
+    add("--steps", type=_each(count), metavar="LIST", help="steps of a row (64)")
+    add("--layers", type=count, default=1, metavar="N", help="layers (1)")
+    add(
+        "--starts", type=_each(_share), metavar="LIST", help="shares of steps that are starts, such as 0,0.02"
+    )
 
 
 def _each(read: Callable[[str], Any]) -> Callable[[str], list[Any]]:
