@@ -57,6 +57,7 @@ def prepare(run: Run, device: torch.device, *, records: bool) -> Ready:
     if not records:
         return Ready(run, "eager", first)
     try:
+        _require_no_waiting(run)
         return Ready(_recorded(run), "graph", first)
     except Exception as error:
         torch.cuda.synchronize()
@@ -84,6 +85,16 @@ def _warm(run: Run) -> None:
         for _ in range(WARM):
             run()
     torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+
+
+def _require_no_waiting(run: Run) -> None:
+    """Call it once with every wait of the host an error: a recording that fails may spoil the next."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        run()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
     torch.cuda.synchronize()
 
 
