@@ -2,7 +2,7 @@
 
 One update is a minibatch of `--rows` segments of 64 steps that lie ready: replay, loss, backward, gradient
 norm, optimizer step. A rollout's forward pass is one step of `--agents` agents with their live memories, from
-observations to drawn actions. Both eagerly and as CUDA graphs, with torch's kernels (blank steps, which cannot
+observation to drawn action. Both eagerly and as CUDA graphs, with torch's kernels (blank steps, which cannot
 be recorded over segments) and ours, in float32 and bfloat16, in turns; the class against the graph likewise.
 `learner` is the trainer's whole update of that minibatch: advantages, order, checks and metrics too. Outside
 of a recording stays what reads the device: the look whether loss and norm are finite, and the metrics.
