@@ -76,4 +76,4 @@ def test_what_is_not_there_is_found(told):
 
 def test_what_is_there_is_found():
     assert missing("`memory/store.py::LiveStore.write` `report/metrics.py::METRICS` `trainer.check`") == []
-    assert missing("`benchmarks/clearing.py` `[B,T]` `first` `tests/test_coverage.py::missing`") == []
+    assert missing("`benchmarks/fast.py` `[B,T]` `first` `tests/test_coverage.py::missing`") == []

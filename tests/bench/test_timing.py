@@ -1,5 +1,9 @@
 """How calls are timed."""
 
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -55,3 +59,75 @@ def test_on_a_gpu_ours_are_recorded_and_right(cell):
     how = {(each.name, each.precision): each.how for each in outcome.measured}
     assert how["triton", "bfloat16"] == how["dense", "float16"] == "graph"
     assert how["blank steps", "float32"] == "eager"
+
+
+class Device:
+    """A GPU as the host sees it: a diary of what it is told, and a clock."""
+
+    def __init__(self, monkeypatch):
+        self.diary, self.now, self.strict, self.recording = [], 0.0, False, False
+        self.CUDAGraph = lambda: SimpleNamespace(replay=self.called)
+        told = {"Stream": lambda: stream, "current_stream": lambda: stream, "synchronize": lambda: None}
+        stream = SimpleNamespace(wait_stream=lambda other: None)
+        told |= {"Event": self.event, "CUDAGraph": self.CUDAGraph, "graph": self.graph}
+        told |= {"stream": nullcontext, "set_sync_debug_mode": self.set_strict}
+        for name, fake in told.items():
+            monkeypatch.setattr(torch.cuda, name, fake)
+
+    def called(self):
+        self.diary.append("replay")
+        self.now += 1.0
+
+    def set_strict(self, mode):
+        self.strict = mode == "error"
+
+    @contextmanager
+    def graph(self, graph):
+        self.recording = True
+        yield
+        self.recording = False
+
+    def event(self, enable_timing):
+        event = SimpleNamespace(at=0.0, synchronize=lambda: None)
+        event.record = lambda: vars(event).update(at=self.now)
+        event.elapsed_time = lambda other: other.at - event.at
+        return event
+
+    def run(self, waits=False):
+        if waits and self.strict:
+            raise RuntimeError("called a synchronizing operation\nand more")
+        assert not (waits and self.recording), "what waits is never recorded"
+        self.diary.append("record" if self.recording else "call")
+        self.now += 4.0
+        return "kept"
+
+
+def test_the_host_warms_up_then_records_then_replays(monkeypatch):
+    device = Device(monkeypatch)
+    ready = prepare(device.run, torch.device("cuda"), records=True)
+    assert (ready.how, ready.why_eager, device.strict) == ("graph", "", False)
+    assert device.diary == ["call"] * 5 + ["record"]
+    assert ready.run() == "kept"
+    assert device.diary[-1] == "replay"
+
+
+@pytest.mark.parametrize(
+    ("records", "why"), [(True, "RuntimeError: called a synchronizing operation"), (False, "")]
+)
+def test_what_makes_the_host_wait_is_called_eagerly_and_says_why(monkeypatch, records, why):
+    device = Device(monkeypatch)
+    ready = prepare(partial(device.run, waits=True), torch.device("cuda"), records=records)
+    assert (ready.how, ready.why_eager, device.strict) == ("eager", why, False)
+    assert "record" not in device.diary
+    assert ready.run() == "kept"
+
+
+def test_short_calls_are_repeated_between_two_looks_at_the_devices_clock(monkeypatch):
+    device = Device(monkeypatch)
+    found = interleaved({"short": device.called, "long": device.run}, torch.device("cuda"), rounds=3)
+    assert {name: list(times.each) for name, times in found.items()} == {
+        "short": [1.0] * 3,
+        "long": [4.0] * 3,
+    }
+    turn = ["replay"] * 3 + ["call"] * 2
+    assert device.diary[-15:] == turn * 3

@@ -103,7 +103,7 @@ def _recorded(run: Run) -> Run:
     with torch.cuda.graph(graph):
         kept = run()
 
-    def replay(graph: torch.cuda.CUDAGraph = graph, kept: Any = kept) -> Any:
+    def replay() -> Any:
         graph.replay()
         return kept
 
