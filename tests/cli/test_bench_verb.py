@@ -58,6 +58,17 @@ def test_what_is_wrong_shows_in_the_table_and_in_the_exit_code(capsys, monkeypat
     assert (told["good"], told["cases"][0]["results"][0]["output_error"]) == (False, "nan")
 
 
+def test_who_is_left_out_is_told_once_for_each_reason(capsys, monkeypatch):
+    def fails(case, numbers, precision):
+        raise RuntimeError("no room" if case.batch < 8 else "no such size")
+
+    monkeypatch.setitem(bench.RIVALS, "step by step", fails)
+    words = ["--starts", "0", "--rivals", "dense,step by step", "--batch", "4,6,8"]
+    assert main([*TINY, *words]) == 0
+    told = [line for line in capsys.readouterr().err.splitlines() if "left out" in line]
+    assert told == [f"step by step float32 is left out: {why}" for why in ("no room", "no such size")]
+
+
 def test_who_is_interrupted_has_the_figures_so_far(capsys, monkeypatch, tmp_path):
     real = bench.measure
 

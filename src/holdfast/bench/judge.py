@@ -11,7 +11,7 @@ from holdfast.bench.cases import Numbers, multiplying
 from holdfast.bench.rivals import Rival
 from holdfast.shapes import Float, Tensor
 
-AT_ONCE = 256
+AT_ONCE = {"cpu": 256, "cuda": 1024}
 """Rows of the reference at once: its graph holds every gate of every step in float64."""
 
 
@@ -51,7 +51,7 @@ def truth_of(numbers: Numbers, *, clears: bool) -> Said:
     cell = copy.deepcopy(numbers.cell).double()
     clear_BT = numbers.clear_BT if clears else torch.zeros_like(numbers.clear_BT)
     weights, parts = list(cell.rnn.parameters()), []
-    for rows in torch.arange(len(clear_BT), device=clear_BT.device).split(AT_ONCE):
+    for rows in torch.arange(len(clear_BT), device=clear_BT.device).split(AT_ONCE[clear_BT.device.type]):
         x = numbers.x_BTH[rows].double().requires_grad_()
         y = cell.plain(x, numbers.state[rows].double(), clear_BT[rows])[0]
         grads = torch.autograd.grad(y, [x, *weights], numbers.asked_BTH[rows].double())

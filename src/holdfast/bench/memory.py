@@ -76,6 +76,10 @@ class LeftOut:
     ours: bool
     why: str
 
+    def line(self) -> str:
+        """Tell it."""
+        return f"{self.name} {self.precision} is left out: {self.why}"
+
 
 @dataclass(frozen=True)
 class Outcome:

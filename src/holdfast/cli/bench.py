@@ -47,14 +47,21 @@ def run_bench(words: Sequence[str]) -> int:
     _to_stderr(f"{name_of(device)} · torch {torch.__version__} · {len(cases)} cases")
     for case in cases:
         outcomes.append(measure(bench, case))
-        for line in lines_of(outcomes[-1]):
-            _to_stderr(line)
+        _tell(outcomes)
         if file is not None:
             # After every case: who is interrupted has what was measured.
             file.write_text(json.dumps(_as_json(device, outcomes), indent=2), encoding="utf-8")
     out.print(speed_table(outcomes))
     out.print(MEANING, markup=False)
     return 0 if all(outcome.good for outcome in outcomes) else 1
+
+
+def _tell(outcomes: Sequence[Outcome]) -> None:
+    """Tell the last case; whoever is left out again for the same reason was told before."""
+    *before, last = outcomes
+    told = {absent for outcome in before for absent in outcome.left_out}
+    for line in (*lines_of(last), *(absent.line() for absent in last.left_out if absent not in told)):
+        _to_stderr(line)
 
 
 def _several(given: argparse.Namespace, file: Path | None, device: torch.device, out: Console) -> int:

@@ -28,8 +28,6 @@ def lines_of(outcome: Outcome) -> Iterator[str]:
         yield f"{outcome.case}: {' · '.join(part for part in told if part)}"
         if each.why_eager:
             yield f"{outcome.case}: {each.name} {each.precision} is timed eagerly: {each.why_eager}"
-    for absent in outcome.left_out:
-        yield f"{outcome.case}: {absent.name} {absent.precision} is left out: {absent.why}"
 
 
 def speed_table(outcomes: Sequence[Outcome]) -> Table:
