@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -79,24 +80,33 @@ class Numbers:
 
 
 def draw(case: Case, device: torch.device, seed: int = 0) -> Numbers:
-    """Draw the numbers of a case: float32, rounded to what bfloat16 can write."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    """Draw the numbers of a case, where they are needed: float32, rounded to what bfloat16 can write."""
+    chance = torch.Generator(device).manual_seed(seed)
+    cell = _cell(case, seed).to(device)
+    shape = (case.batch, case.steps, case.hidden)
+    uniform = partial(torch.rand, generator=chance, device=device)
+    normal = partial(torch.randn, generator=chance, device=device)
+    size = (case.batch, case.layers, case.hidden)
+    entry = {leaf: _rounded(uniform(size) - 0.5) for leaf in cell.leaves}
+    return Numbers(
+        cell=cell,
+        x_BTH=_rounded(normal(shape)),
+        huge_BTH=_rounded((2 * uniform(shape) - 1) * HUGE),
+        state=TensorDict(entry, batch_size=[case.batch]),
+        clear_BT=uniform(shape[:2]) < case.starts,
+        asked_BTH=_rounded(normal(shape)),
+    )
+
+
+def _cell(case: Case, seed: int) -> Stack:
+    """Make a cell as training begins with it, but for its biases: what is zero hides where it is added."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.default_generator.manual_seed(seed)
         cell = make_cell(case.cell, case.hidden, case.hidden, case.layers)
         assert isinstance(cell, Stack), "only torch's own cells have a dense call to compare with"
-        shape = (case.batch, case.steps, case.hidden)
-        drawn = [torch.randn(shape), (2 * torch.rand(shape) - 1) * HUGE, torch.randn(shape)]
-        clear_BT = torch.rand(shape[:2]) < case.starts
-        state = cell.initial(case.batch).apply(lambda leaf: _rounded(torch.rand_like(leaf) - 0.5))
-        with torch.no_grad():
-            for weight in cell.parameters():
-                # Biases are drawn too: what is zero hides where it is added.
-                weight.copy_(
-                    _rounded(weight if weight.dim() > 1 else weight + 0.1 * torch.randn_like(weight))
-                )
-    assert state is not None, "a state has leaves"
-    x, huge, asked = (_rounded(each).to(device) for each in drawn)
-    return Numbers(cell.to(device), x, huge, state.to(device), clear_BT.to(device), asked)
+        for weight in cell.parameters():
+            weight.copy_(_rounded(weight if weight.dim() > 1 else weight + 0.1 * torch.randn_like(weight)))
+    return cell
 
 
 def dtype_of(precision: Precision) -> torch.dtype:
