@@ -1,6 +1,7 @@
 """Who is measured gets the same numbers, and whoever is wrong is seen to be."""
 
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -120,6 +121,15 @@ def test_a_wrong_rival_is_told_and_makes_the_outcome_bad(monkeypatch, change, to
     assert not outcome.good
     assert outcome.as_json()["results"][0]["right"] is False
     assert "nan" not in ours or "errors nan" in told
+
+
+@pytest.mark.parametrize(("precision", "bound"), [("float32", 1e-5), ("tf32", 1e-2), ("bfloat16", 1e-2)])
+def test_outputs_and_gradients_have_the_bound_of_their_precision(precision, bound):
+    one = replace(measure(bench_of("dense"), SMALL).measured[0], precision=precision)
+    assert replace(one, output_error=bound, gradient_error=bound).right
+    assert not replace(one, output_error=1.01 * bound, gradient_error=0.0).right
+    assert not replace(one, output_error=0.0, gradient_error=1.01 * bound).right
+    assert not replace(one, at_huge="NaN").right
 
 
 def test_only_what_is_ours_makes_an_outcome_bad(monkeypatch):
