@@ -1,5 +1,7 @@
 """How calls are timed."""
 
+import gc
+import weakref
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from types import SimpleNamespace
@@ -109,6 +111,18 @@ def test_the_host_warms_up_then_records_then_replays(monkeypatch):
     assert device.diary == ["call"] * 5 + ["record"]
     assert ready.run() == "kept"
     assert device.diary[-1] == "replay"
+
+
+def test_a_recorded_call_holds_what_it_reads(monkeypatch):
+    device, read = Device(monkeypatch), torch.ones(1)
+    ready = prepare(lambda read=read: device.run() and read.sum(), torch.device("cuda"), records=True)
+    there = weakref.ref(read)
+    del read
+    gc.collect()
+    assert there() is not None
+    del ready
+    gc.collect()
+    assert there() is None
 
 
 @pytest.mark.parametrize(

@@ -294,7 +294,7 @@ class TestChoices:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         monkeypatch.setattr(tuning, "_signature", lambda device: "a chip")
         monkeypatch.setattr(tuning, "processors_of", lambda device: 132)
-        monkeypatch.setattr(tuning, "do_bench", lambda run, **how: -run().rows)
+        monkeypatch.setattr(tuning, "do_bench", lambda run, **how: -float(run().rows))
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
         self.forget()
         yield

@@ -98,16 +98,24 @@ def _require_no_waiting(run: Run) -> None:
     torch.cuda.synchronize()
 
 
+@dataclass(frozen=True)
+class _Recorded:
+    """A call as a CUDA graph. It holds the call too: the graph reads from memory that only that keeps."""
+
+    run: Run
+    graph: torch.cuda.CUDAGraph
+    kept: Any
+
+    def __call__(self) -> Any:
+        self.graph.replay()
+        return self.kept
+
+
 def _recorded(run: Run) -> Run:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         kept = run()
-
-    def replay() -> Any:
-        graph.replay()
-        return kept
-
-    return replay
+    return _Recorded(run, graph, kept)
 
 
 def _often(run: Run, device: torch.device) -> int:

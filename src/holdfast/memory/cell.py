@@ -82,7 +82,8 @@ def like(state: TensorDict, before: TensorDict) -> TensorDict:
 
 def stack_layers(leaves: Sequence[str], layers: Iterable[Sequence[Tensor]]) -> TensorDict:
     """Stack what each layer leaves into a state, cut from the graph: this is where gradients end."""
-    stacked = [torch.stack(parts, dim=1).detach() for parts in zip(*layers, strict=True)]
+    each = zip(*layers, strict=True)
+    stacked = [(torch.stack(parts, dim=1) if parts[1:] else parts[0][:, None]).detach() for parts in each]
     return TensorDict(dict(zip(leaves, stacked, strict=True)), batch_size=[len(stacked[0])])
 
 

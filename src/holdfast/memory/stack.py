@@ -129,7 +129,8 @@ class Stack(Cell):
         self, x: Tensor, state: TensorDict, clear: Tensor, valid: Tensor | None, dtype: torch.dtype
     ) -> tuple[Tensor, TensorDict]:
         y_BTH = x[:, None] if x.dim() == 2 else x
-        code = clear.byte() if valid is None else clear.byte() | ((~valid).byte() << 1)
+        code = clear.contiguous().view(torch.uint8)
+        code = code if valid is None else code | ((~valid).byte() << 1)
         layers = []
         for number in range(self.num_layers):
             before = [state[leaf][:, number] for leaf in self.leaves]

@@ -116,7 +116,7 @@ def _inputs(x, at, units, here, H: tl.constexpr):
 def backward(
     w, code, entered, gates, dy, dh_out, dgates, dh_in, counters, B, T, begin, end, row0,
     H: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, STAGES: tl.constexpr,
-    ROWS: tl.constexpr, UNITS: tl.constexpr, PARTS: tl.constexpr,
+    ROWS: tl.constexpr, UNITS: tl.constexpr, PARTS: tl.constexpr, LATER: tl.constexpr, ENTRY: tl.constexpr,
     TOGETHER: tl.constexpr, APPROX: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Run steps `end - 1` down to `begin`, as the LSTM's.
@@ -137,14 +137,15 @@ def backward(
     else:
         w_tiles = ()
 
-    dh = tl.load(dh_out + mine, mask=here, other=0.0)
+    dh = tl.zeros((ROWS, UNITS), tl.float32)
+    if LATER:
+        dh += tl.load(dh_out + mine, mask=here, other=0.0)
     last = tl.maximum(end - 1, 0)
     if STAGES == 0:
         next_r, next_z, next_n, next_brought, next_pulled, next_h = _kept(
             gates, dy, entered, step + last, units, here, H
         )
     next_does = tl.load(code + step + last, mask=rows < B, other=0)
-    was = next_does
     for back in range(end - begin):
         t = end - 1 - back
         does = next_does
@@ -159,8 +160,7 @@ def backward(
             )
         if PARTS > 1:
             if t + 1 < T:
-                if not TOGETHER:
-                    was = tl.load(code + step + t + 1, mask=rows < B, other=0)
+                was = tl.load(code + step + t + 1, mask=rows < B, other=0)
                 if TOGETHER:
                     wait(counters + group, PARTS * back)
                 dh = _finish(
@@ -192,17 +192,18 @@ def backward(
             pull_n = tl.dot(d_brought, w_tiles[2], input_precision=PRECISION)
             dh += (pull_r + pull_z) + pull_n
             dh = tl.where(clears, 0.0, dh)
-        was = does
-    if PARTS > 1:
+    if ENTRY and PARTS > 1:
         if begin == 0:
             if TOGETHER:
                 wait(counters + group, PARTS * (end - begin))
             if TOGETHER or end == 0:
+                was = tl.load(code + step, mask=rows < B, other=0)
                 dh = _finish(
                     dgates, dh, was, step, there, w, units, w_tiles,
                     H, CHUNK, CHUNKS, STAGES, PRECISION,
                 )  # fmt: skip
-    tl.store(dh_in + mine, dh, mask=here)
+    if ENTRY or not TOGETHER:
+        tl.store(dh_in + mine, dh, mask=here)
 
 
 @triton.jit

@@ -47,18 +47,19 @@ def lstm_forward(
 
 
 def lstm_backward(
-    w: Tensor, c: Tensor, code: Tensor, cells: Tensor, gates: Tensor, dy: Tensor, dh: Tensor, dc: Tensor,
-    *, precision: str, plan: Plan,
+    w: Tensor, c: Tensor, code: Tensor, cells: Tensor, gates: Tensor,
+    dy: Tensor, dh: Tensor | None, dc: Tensor | None, *, entry: bool, precision: str, plan: Plan,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Go back over a segment: gradients of all gates `[B,T,4H]` and of the state at its entry."""
+    """Go back over a segment: gradients of all gates `[B,T,4H]`, and if asked of the state at its entry."""
     layout = Layout(gates, w.shape[1], plan, precision)
-    dgates = torch.empty_like(gates)
+    dgates, later = torch.empty_like(gates), dh is not None or dc is not None
+    dh, dc = _pull(dh, c, later), _pull(dc, c, later)
     for begin, end in layout.spans_back():
         after, (dh, dc) = (dh, dc), (torch.empty_like(dh), torch.empty_like(dc))
+        how = {"LATER": later, "ENTRY": entry, **layout.settings}
         for grid, rest in layout.waves(begin, end):
-            lstm.backward[grid](
-                w, c, code, cells, gates, dy, *after, dgates, dh, dc, *rest, **layout.settings
-            )
+            lstm.backward[grid](w, c, code, cells, gates, dy, *after, dgates, dh, dc, *rest, **how)
+        later = True
     return dgates, dh, dc
 
 
@@ -78,17 +79,27 @@ def gru_forward(
 
 
 def gru_backward(
-    w: Tensor, code: Tensor, entered: Tensor, gates: Tensor, dy: Tensor, dh: Tensor,
-    *, precision: str, plan: Plan,
+    w: Tensor, h: Tensor, code: Tensor, entered: Tensor, gates: Tensor,
+    dy: Tensor, dh: Tensor | None, *, entry: bool, precision: str, plan: Plan,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Go back over a segment: gradients `[B,T,4H]` as told in gru.py, and of the state at its entry."""
+    """Go back over a segment: gradients `[B,T,4H]` as told in gru.py, and if asked of the entry state."""
     layout = Layout(gates, w.shape[1], plan, precision)
-    dgates = torch.empty_like(gates)
+    dgates, after = torch.empty_like(gates), _pulls(dh, like=h)
     for begin, end in layout.spans_back():
-        after, dh = dh, torch.empty_like(dh)
+        before = (torch.empty_like(h, dtype=torch.float32),)
+        how = {"LATER": after is not None, "ENTRY": entry, **layout.settings}
         for grid, rest in layout.waves(begin, end):
-            gru.backward[grid](w, code, entered, gates, dy, after, dgates, dh, *rest, **layout.settings)
-    return dgates, dh
+            gru.backward[grid](w, code, entered, gates, dy, *(after or before), dgates, *before, *rest, **how)
+        after = before
+    return dgates, *before
+
+
+def _pull(gradient: Tensor | None, state: Tensor, later: bool) -> Tensor:
+    """What pulls on a last state; where nothing pulls on any, it is not read and may be anything."""
+    if gradient is None:
+        make = torch.zeros_like if later else torch.empty_like
+        return make(state, dtype=torch.float32)
+    return gradient.float().contiguous()
 
 
 class Layout:

@@ -128,14 +128,14 @@ def _inputs(x, at, units, here, H: tl.constexpr):
 def backward(
     w, c_in, code, cells, gates, dy, dh_out, dc_out, dgates, dh_in, dc_in, counters, B, T, begin, end, row0,
     H: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, STAGES: tl.constexpr,
-    ROWS: tl.constexpr, UNITS: tl.constexpr, PARTS: tl.constexpr,
+    ROWS: tl.constexpr, UNITS: tl.constexpr, PARTS: tl.constexpr, LATER: tl.constexpr, ENTRY: tl.constexpr,
     TOGETHER: tl.constexpr, APPROX: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Run steps `end - 1` down to `begin`.
 
-    `dh_out` and `dc_out` come from what is after step `end`, `dh_in` and `dc_in` go to what is before
-    step `begin`. Programs that split a layer finish a step's pull on the hidden state when the next one
-    begins, from the gates' gradients that all of them have written.
+    `LATER`: `dh_out` and `dc_out` come from what is after step `end`. `ENTRY`: `dh_in` and `dc_in` go to
+    what is before step `begin`. Programs that split a layer finish a step's pull on the hidden state when
+    the next one begins, from the gates' gradients that all of them have written.
     """
     group = tl.program_id(0) // PARTS
     rows = row0 + group * ROWS + tl.arange(0, ROWS)
@@ -150,15 +150,16 @@ def backward(
     else:
         w_tiles = ()
 
-    dh = tl.load(dh_out + mine, mask=here, other=0.0)
-    dc = tl.load(dc_out + mine, mask=here, other=0.0)
+    dh, dc = tl.zeros((ROWS, UNITS), tl.float32), tl.zeros((ROWS, UNITS), tl.float32)
+    if LATER:
+        dh += tl.load(dh_out + mine, mask=here, other=0.0)
+        dc += tl.load(dc_out + mine, mask=here, other=0.0)
     last = tl.maximum(end - 1, 0)
     if STAGES == 0:
         next_i, next_f, next_g, next_o, next_pulled, next_before = _kept(
             gates, dy, cells, c_in, step, last, mine, units, here, H
         )
     next_does = tl.load(code + step + last, mask=rows < B, other=0)
-    was = next_does
     for back in range(end - begin):
         t = end - 1 - back
         does = next_does
@@ -173,8 +174,7 @@ def backward(
             )
         if PARTS > 1:
             if t + 1 < T:
-                if not TOGETHER:
-                    was = tl.load(code + step + t + 1, mask=rows < B, other=0)
+                was = tl.load(code + step + t + 1, mask=rows < B, other=0)
                 if TOGETHER:
                     wait(counters + group, PARTS * back)
                 dh = _finish(
@@ -212,18 +212,19 @@ def backward(
             dh += (pull_i + pull_f) + (pull_g + pull_o)
             dh = tl.where(clears, 0.0, dh)
         dc = tl.where(clears, 0.0, tl.where(acts, dc_now * f, dc))
-        was = does
-    if PARTS > 1:
+    if ENTRY and PARTS > 1:
         if begin == 0:
             if TOGETHER:
                 wait(counters + group, PARTS * (end - begin))
             if TOGETHER or end == 0:
+                was = tl.load(code + step, mask=rows < B, other=0)
                 dh = _finish(
                     dgates, dh, was, step, there, w, units, w_tiles,
                     H, CHUNK, CHUNKS, STAGES, PRECISION,
                 )  # fmt: skip
-    tl.store(dh_in + mine, dh, mask=here)
-    tl.store(dc_in + mine, dc, mask=here)
+    if ENTRY or not TOGETHER:
+        tl.store(dh_in + mine, dh, mask=here)
+        tl.store(dc_in + mine, dc, mask=here)
 
 
 @triton.jit
@@ -238,7 +239,7 @@ def _kept(gates, dy, cells, c_in, step, t, mine, units, here, H: tl.constexpr):
     at = (step + t)[:, None] * H + units[None, :]
     pulled = tl.load(dy + at, mask=here, other=0.0)
     if t == 0:
-        before = tl.load(c_in + mine, mask=here, other=0.0)
+        before = tl.load(c_in + mine, mask=here, other=0.0).to(tl.float32)
     else:
         before = tl.load(cells + at - H, mask=here, other=0.0)
     return i, f, g, o, pulled, before

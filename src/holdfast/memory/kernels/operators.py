@@ -25,7 +25,7 @@ def lstm(
     weight_ih, weight_hh, bias_ih, bias_hh = (weight.to(dtype) for weight in weights)
     gates = torch.nn.functional.linear(x.to(dtype), weight_ih, bias_ih + bias_hh)
     keep = torch.is_grad_enabled() and any(each.requires_grad for each in (gates, weight_hh, h, c))
-    told = _lstm(gates, weight_hh, h.float().contiguous(), c.float().contiguous(), code, keep, _precision())
+    told = _lstm(gates, weight_hh, h.contiguous(), c.contiguous(), code, keep, _precision())
     return told[0], told[1], told[2]
 
 
@@ -43,7 +43,7 @@ def gru(
     bias = bias_ih + torch.cat([both, torch.zeros_like(own)])
     gates = torch.nn.functional.linear(x.to(dtype), weight_ih, bias)
     keep = torch.is_grad_enabled() and any(each.requires_grad for each in (gates, weight_hh, own, h))
-    told = _gru(gates, weight_hh, own, h.float().contiguous(), code, keep, _precision())
+    told = _gru(gates, weight_hh, own, h.contiguous(), code, keep, _precision())
     return told[0], told[1]
 
 
@@ -81,10 +81,12 @@ def _(
 @custom_op("holdfast::lstm_backward", mutates_args=())
 def _lstm_backward(
     w: Tensor, c: Tensor, code: Tensor, cells: Tensor, gates: Tensor,
-    dy: Tensor, dh: Tensor, dc: Tensor, precision: str,
+    dy: Tensor, dh: Tensor | None, dc: Tensor | None, entry: bool, precision: str,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     def run(plan: Plan) -> tuple[Tensor, Tensor, Tensor]:
-        return launch.lstm_backward(w, c, code, cells, gates, dy, dh, dc, precision=precision, plan=plan)
+        return launch.lstm_backward(
+            w, c, code, cells, gates, dy, dh, dc, entry=entry, precision=precision, plan=plan
+        )
 
     return run(choose(_job("lstm_backward", gates, w, precision), w.device, run))
 
@@ -92,9 +94,10 @@ def _lstm_backward(
 @_lstm_backward.register_fake
 def _(
     w: Tensor, c: Tensor, code: Tensor, cells: Tensor, gates: Tensor,
-    dy: Tensor, dh: Tensor, dc: Tensor, precision: str,
+    dy: Tensor, dh: Tensor | None, dc: Tensor | None, entry: bool, precision: str,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    return torch.empty_like(gates), torch.empty_like(dh), torch.empty_like(dc)
+    states = torch.empty_like(c, dtype=torch.float32), torch.empty_like(c, dtype=torch.float32)
+    return torch.empty_like(gates), *states
 
 
 @custom_op("holdfast::gru", mutates_args=())
@@ -117,19 +120,23 @@ def _(
 
 @custom_op("holdfast::gru_backward", mutates_args=())
 def _gru_backward(
-    w: Tensor, code: Tensor, entered: Tensor, gates: Tensor, dy: Tensor, dh: Tensor, precision: str
-) -> tuple[Tensor, Tensor]:
+    w: Tensor, h: Tensor, code: Tensor, entered: Tensor, gates: Tensor,
+    dy: Tensor, dh: Tensor | None, entry: bool, precision: str,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     def run(plan: Plan) -> tuple[Tensor, Tensor]:
-        return launch.gru_backward(w, code, entered, gates, dy, dh, precision=precision, plan=plan)
+        return launch.gru_backward(
+            w, h, code, entered, gates, dy, dh, entry=entry, precision=precision, plan=plan
+        )
 
     return run(choose(_job("gru_backward", gates, w, precision), w.device, run))
 
 
 @_gru_backward.register_fake
 def _(
-    w: Tensor, code: Tensor, entered: Tensor, gates: Tensor, dy: Tensor, dh: Tensor, precision: str
-) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(gates), torch.empty_like(dh)
+    w: Tensor, h: Tensor, code: Tensor, entered: Tensor, gates: Tensor,
+    dy: Tensor, dh: Tensor | None, entry: bool, precision: str,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    return torch.empty_like(gates), torch.empty_like(h, dtype=torch.float32)
 
 
 def _own(told: tuple[Tensor, ...], first: int, keep: bool) -> Any:
@@ -154,10 +161,11 @@ def _lstm_gradients(
     ctx: Any, dy: Tensor | None, dh: Tensor | None, dc: Tensor | None, *_: Any
 ) -> tuple[Tensor | None, ...]:
     w, c, code, entered, cells, gates = ctx.saved_tensors
-    pulls = _pulls(dy, entered), _pulls(dh, c), _pulls(dc, c)
-    dgates, dh_in, dc_in = _lstm_backward(w, c, code, cells, gates, *pulls, ctx.precision)
-    dw = dgates.flatten(0, 1).T @ entered.flatten(0, 1)
-    return dgates, dw, dh_in, dc_in, None, None, None
+    entry = ctx.needs_input_grad[2] or ctx.needs_input_grad[3]
+    pulled = _pull(dy, entered)
+    dgates, *states = _lstm_backward(w, c, code, cells, gates, pulled, dh, dc, entry, ctx.precision)
+    dh_in, dc_in = (state.to(c.dtype) for state in states) if entry else (None, None)
+    return dgates, dgates.flatten(0, 1).T @ entered.flatten(0, 1), dh_in, dc_in, None, None, None
 
 
 def _gru_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -169,14 +177,16 @@ def _gru_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) 
 
 def _gru_gradients(ctx: Any, dy: Tensor | None, dh: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
     w, h, code, entered, gates = ctx.saved_tensors
-    dgates, dh_in = _gru_backward(w, code, entered, gates, _pulls(dy, entered), _pulls(dh, h), ctx.precision)
+    entry = ctx.needs_input_grad[3]
+    dgates, dh_in = _gru_backward(w, h, code, entered, gates, _pull(dy, entered), dh, entry, ctx.precision)
     H = w.shape[1]
     # They are those of the hidden state's part of n, then of r, z and the input's part of n.
     n, r_and_z = (dgates[..., : 3 * H].flatten(0, 1).T @ entered.flatten(0, 1)).split([H, 2 * H])
-    return dgates[..., H:], torch.cat([r_and_z, n]), dgates[..., :H].sum((0, 1)), dh_in, None, None, None
+    dw, dbias = torch.cat([r_and_z, n]), dgates[..., :H].sum((0, 1))
+    return dgates[..., H:], dw, dbias, dh_in.to(h.dtype) if entry else None, None, None, None
 
 
-def _pulls(gradient: Tensor | None, like: Tensor) -> Tensor:
+def _pull(gradient: Tensor | None, like: Tensor) -> Tensor:
     return torch.zeros_like(like) if gradient is None else gradient.to(like.dtype).contiguous()
 
 
