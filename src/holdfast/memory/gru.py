@@ -41,12 +41,13 @@ class GRU(Stack):
         (h_LBH,) = before
         return torch.gru(x_TBD, h_LBH, weights, True, layers, 0.0, self.training, False, False)
 
+    def _flags(self, slots: Slots) -> Tensor:
+        return torch.cat([slots.drive_SB2, 1 - slots.drive_SB2.sum(-1, keepdim=True)], dim=-1)
+
     def _layer_in_slots(
         self, number: int, x_SBD: Tensor, before: list[Tensor], slots: Slots
     ) -> tuple[Tensor, ...]:
         """Run one layer; what comes out of blanks and holds is made zero here, as it is not by itself."""
-        idle_SB1 = slots.drive_SB2.sum(-1, keepdim=True)
-        flags_SB3 = torch.cat([slots.drive_SB2, 1 - idle_SB1], dim=-1)
         weight_ih, weight_hh, bias_ih, bias_hh = self.layer(number)
         gates, candidate = bias_ih.split([2 * self.hidden_size, self.hidden_size])
         # The candidate's bias comes with real steps only: in blanks and holds it is exactly 0, and so is
@@ -54,7 +55,6 @@ class GRU(Stack):
         column = torch.cat([torch.zeros_like(gates), candidate])[:, None]
         bias = torch.cat([gates, torch.zeros_like(candidate)])
         weights = [torch.cat([weight_ih, self._drive, column], dim=1), weight_hh, bias, bias_hh]
-        x_SBD = torch.cat([x_SBD, flags_SB3], dim=-1)
         y_SBH, h_1BH = self._call(x_SBD, [before[0][None].contiguous()], weights, 1)
         # The next layer's own drives shall be all it reads in blanks and holds.
-        return torch.where(idle_SB1 > 0, 0.0, y_SBH), h_1BH[0]
+        return torch.where(x_SBD[:, :, -1:] > 0, y_SBH, 0.0), h_1BH[0]

@@ -55,6 +55,9 @@ class LSTM(Stack):
     ) -> tuple[Tensor, ...]:
         return torch.lstm(x_TBD, before, weights, True, layers, 0.0, self.training, False, False)
 
+    def _flags(self, slots: Slots) -> Tensor:
+        return slots.drive_SB2
+
     def _layer_in_slots(
         self, number: int, x_SBD: Tensor, before: list[Tensor], slots: Slots
     ) -> tuple[Tensor, ...]:
@@ -62,7 +65,7 @@ class LSTM(Stack):
         weight_ih, *others = self.layer(number)
         weights = [torch.cat([weight_ih, self._drive], dim=1), *others]
         y_SBH, _, c_1BH = self._call(
-            torch.cat([x_SBD, slots.drive_SB2], dim=-1),
+            x_SBD,
             [leaf_BH[None].contiguous() for leaf_BH in before],
             _in_one_chunk(weights) if x_SBD.is_cuda else weights,
             1,

@@ -6,6 +6,7 @@ stands still there. Rows that need fewer slots than the longest end in holds, wh
 """
 
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 
@@ -15,14 +16,24 @@ SHUT = -1e4
 """A gate driven this far is exactly 0 in every float type, and +1e4 exactly 1."""
 
 
+class Rows(NamedTuple):
+    """Which row each row is taken from."""
+
+    index: Int[Tensor, " N"]
+    none: Int[Tensor, " K"]
+    """Rows that are taken from nowhere: they become zeros."""
+
+
 @dataclass(frozen=True)
 class Slots:
     """A plan for one batch of segments; every layer of a cell uses the same one."""
 
     length: int
     """Slots of the longest row."""
-    place_BT: Int[Tensor, "B T"]
-    """The slot of each step, time-major flat: slot * B + row; one past the end if it has none."""
+    step_of: Rows
+    """The step in each slot, flat: slot * B + row is taken from row * T + step."""
+    slot_of: Rows
+    """The slot of each step, flat the other way round."""
     last_B: Int[Tensor, " B"]
     """The flat slot each row ends in, blank or step."""
     empty_B: Bool[Tensor, " B"]
@@ -30,17 +41,17 @@ class Slots:
     drive_SB2: Float[Tensor, "S B 2"]
     """Two flags a slot: blank (forget everything), hold (keep the cell)."""
 
-    def spread(self, x_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "S B D"]:
-        """Lay the steps into their slots, with zeros in all others."""
-        B, _, D = x_BTD.shape
-        flat = x_BTD.new_zeros(self.length * B + 1, D)
-        flat = flat.index_copy(0, self.place_BT.flatten(), x_BTD.flatten(0, 1))
-        return flat[:-1].unflatten(0, (self.length, B))
+    def spread(
+        self, x_BTD: Float[Tensor, "B T D"], flags_SBF: Float[Tensor, "S B F"]
+    ) -> Float[Tensor, "S B D+F"]:
+        """Lay the steps into their slots, with zeros in all others, and flags beside them."""
+        flat = _Spread.apply(x_BTD.flatten(0, 1), flags_SBF.flatten(0, 1), self.step_of, self.slot_of)
+        return flat.unflatten(0, (self.length, len(x_BTD)))
 
     def collect(self, y_SBH: Float[Tensor, "S B H"]) -> Float[Tensor, "B T H"]:
         """Take each step's output from its slot; steps without one get zeros."""
-        flat = torch.cat([y_SBH.flatten(0, 1), y_SBH.new_zeros(1, y_SBH.shape[-1])])
-        return flat.index_select(0, self.place_BT.flatten()).unflatten(0, self.place_BT.shape)
+        flat = _Taken.apply(y_SBH.flatten(0, 1), self.slot_of, self.step_of)
+        return flat.unflatten(0, (y_SBH.shape[1], -1))
 
 
 def plan_slots(clear_BT: Bool[Tensor, "B T"], valid_BT: Bool[Tensor, "B T"], dtype: torch.dtype) -> Slots:
@@ -48,24 +59,62 @@ def plan_slots(clear_BT: Bool[Tensor, "B T"], valid_BT: Bool[Tensor, "B T"], dty
 
     A clear at step 0 needs no blank: the caller empties the entry state.
     """
-    B, _ = clear_BT.shape
+    B, T = clear_BT.shape
     row_B = torch.arange(B, device=clear_BT.device)
     blank_BT = clear_BT.clone()
     blank_BT[:, 0] = False
-    end_BT = torch.cumsum(blank_BT.long() + valid_BT.long(), dim=1)
+    end_BT = torch.cumsum(blank_BT.long() + valid_BT, dim=1)
     total_B = end_BT[:, -1]
     length = max(1, int(total_B.max()))
-    nowhere = torch.full_like(end_BT, length * B)
-    step_BT = torch.where(valid_BT, (end_BT - 1) * B + row_B[:, None], nowhere)
-    before_BT = torch.where(blank_BT, (end_BT - 1 - valid_BT.long()) * B + row_B[:, None], nowhere)
-    blank = torch.zeros(length * B + 1, dtype=dtype, device=clear_BT.device)
-    blank[before_BT.flatten()] = 1.0
-    hold_SB = torch.arange(length, device=clear_BT.device)[:, None] >= total_B[None, :]
-    blank_SB = blank[:-1].unflatten(0, (length, B))
+    nowhere = length * B
+    place_BT = torch.where(valid_BT, (end_BT - 1) * B + row_B[:, None], nowhere)
+    step_of = torch.full((nowhere + 1,), -1, device=clear_BT.device)
+    step_of[place_BT.flatten()] = torch.arange(B * T, device=clear_BT.device)
+    idle_SB = (step_of[:-1] < 0).unflatten(0, (length, B))
+    hold_SB = torch.arange(length, device=clear_BT.device)[:, None] >= total_B
     return Slots(
         length=length,
-        place_BT=step_BT,
+        step_of=Rows(step_of[:-1].clamp(min=0), idle_SB.flatten().nonzero().flatten()),
+        slot_of=Rows(
+            place_BT.flatten().clamp(max=nowhere - 1), valid_BT.flatten().logical_not().nonzero().flatten()
+        ),
         last_B=(total_B - 1).clamp(min=0) * B + row_B,
         empty_B=total_B == 0,
-        drive_SB2=torch.stack([blank_SB, hold_SB.to(dtype)], dim=-1),
+        drive_SB2=torch.stack([idle_SB & ~hold_SB, hold_SB], dim=-1).to(dtype),
     )
+
+
+# Both ways rows are gathered, each from where the plan says: scattering them costs several times as much.
+
+
+class _Taken(torch.autograd.Function):
+    """Rows in another order; gradients take the way back."""
+
+    @staticmethod
+    def forward(ctx: Any, x_ND: Tensor, there: Rows, back: Rows) -> Tensor:
+        ctx.way = there, back
+        return x_ND.index_select(0, there.index).index_fill_(0, there.none, 0.0)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        there, back = ctx.way
+        return _Taken.apply(grads[0], back, there), None, None
+
+
+class _Spread(torch.autograd.Function):
+    """The same, with flags beside each row: written into one piece of memory."""
+
+    @staticmethod
+    def forward(ctx: Any, x_ND: Tensor, flags_MF: Tensor, there: Rows, back: Rows) -> Tensor:
+        ctx.way, D = (there, back), x_ND.shape[1]
+        both = x_ND.new_empty(len(flags_MF), D + flags_MF.shape[1])
+        both[:, D:] = flags_MF
+        torch.index_select(x_ND, 0, there.index, out=both[:, :D])
+        both[:, :D].index_fill_(0, there.none, 0.0)
+        ctx.size = D
+        return both
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        there, back = ctx.way
+        return _Taken.apply(grads[0][:, : ctx.size], back, there), None, None, None

@@ -87,10 +87,17 @@ class Stack(Cell):
         """Call torch's kernel; the output comes back, then what each leaf `[L,B,H]` has become."""
 
     @abstractmethod
+    def _flags(self, slots: Slots) -> Tensor:
+        """Say what is read in every slot beside the step: `[S,B,F]`, the same for all layers."""
+
+    @abstractmethod
     def _layer_in_slots(
         self, number: int, x_SBD: Tensor, before: list[Tensor], slots: Slots
     ) -> tuple[Tensor, ...]:
-        """Run one layer over slots: zeros from blanks and holds, then what each leaf `[B,H]` has become."""
+        """Run one layer over slots: zeros from blanks and holds, then what each leaf `[B,H]` has become.
+
+        What it reads has the flags in its last columns.
+        """
 
     def _dense(self, x_BTD: Tensor, entry: TensorDict) -> tuple[Tensor, TensorDict]:
         before = [entry[leaf].transpose(0, 1).contiguous() for leaf in self.leaves]
@@ -102,10 +109,11 @@ class Stack(Cell):
         self, x_BTD: Tensor, entry: TensorDict, clear_BT: Tensor, valid_BT: Tensor
     ) -> tuple[Tensor, TensorDict]:
         slots = plan_slots(clear_BT, valid_BT, x_BTD.dtype)
-        y_SBH, layers = slots.spread(x_BTD), []
+        flags_SBF, y_SBH, layers = self._flags(slots), None, []
         for number in range(self.num_layers):
+            x_SBD = slots.spread(x_BTD, flags_SBF) if y_SBH is None else torch.cat([y_SBH, flags_SBF], -1)
             before = [entry[leaf][:, number] for leaf in self.leaves]
-            y_SBH, *after = self._layer_in_slots(number, y_SBH, before, slots)
+            y_SBH, *after = self._layer_in_slots(number, x_SBD, before, slots)
             layers.append(after)
         state = stack_layers(self.leaves, layers)
         if not torch.isfinite(state[self.leaves[-1]]).all():
