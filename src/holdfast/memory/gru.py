@@ -57,4 +57,4 @@ class GRU(Stack):
         weights = [torch.cat([weight_ih, self._drive, column], dim=1), weight_hh, bias, bias_hh]
         y_SBH, h_1BH = self._call(x_SBD, [before[0][None].contiguous()], weights, 1)
         # The next layer's own drives shall be all it reads in blanks and holds.
-        return torch.where(x_SBD[:, :, -1:] > 0, y_SBH, 0.0), h_1BH[0]
+        return torch.where(x_SBD[:, :, -1:] > 0, y_SBH, 0.0), h_1BH[0][slots.lane_B]

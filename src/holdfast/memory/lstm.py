@@ -71,7 +71,7 @@ class LSTM(Stack):
             1,
         )
         h_BH = torch.where(slots.empty_B[:, None], before[0], y_SBH.flatten(0, 1)[slots.last_B])
-        return y_SBH, h_BH, c_1BH[0]
+        return y_SBH, h_BH, c_1BH[0][slots.lane_B]
 
 
 def _in_one_chunk(weights: list[Tensor]) -> list[Tensor]:

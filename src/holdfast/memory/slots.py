@@ -2,7 +2,10 @@
 
 A dense LSTM call cannot forget in the middle of a row. A blank slot whose gates are driven shut
 makes it: the state that leaves the blank is exactly zero. Steps nobody acts in get no slot, so memory
-stands still there. Rows that need fewer slots than the longest end in holds, which keep the cell.
+stands still there. Lanes that need fewer slots than the longest end in holds, which keep the cell.
+
+Row by row, the one with the most starts would decide how long all have to be. What comes after a start
+knows nothing of what came before it, though, and may follow whatever else: see lanes.py.
 """
 
 from dataclasses import dataclass
@@ -10,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from holdfast.memory.lanes import exchange_tails
 from holdfast.shapes import Bool, Float, Int, Tensor
 
 SHUT = -1e4
@@ -19,7 +23,7 @@ SHUT = -1e4
 class Rows(NamedTuple):
     """Which row each row is taken from."""
 
-    index: Int[Tensor, " N"]
+    source: Int[Tensor, " N"]
     none: Int[Tensor, " K"]
     """Rows that are taken from nowhere: they become zeros."""
 
@@ -29,11 +33,13 @@ class Slots:
     """A plan for one batch of segments; every layer of a cell uses the same one."""
 
     length: int
-    """Slots of the longest row."""
+    """Slots of the longest lane."""
     step_of: Rows
-    """The step in each slot, flat: slot * B + row is taken from row * T + step."""
+    """The step in each slot, flat: slot * B + lane is taken from row * T + step."""
     slot_of: Rows
     """The slot of each step, flat the other way round."""
+    lane_B: Int[Tensor, " B"]
+    """The lane each row ends in; every row begins in its own."""
     last_B: Int[Tensor, " B"]
     """The flat slot each row ends in, blank or step."""
     empty_B: Bool[Tensor, " B"]
@@ -60,26 +66,24 @@ def plan_slots(clear_BT: Bool[Tensor, "B T"], valid_BT: Bool[Tensor, "B T"], dty
     A clear at step 0 needs no blank: the caller empties the entry state.
     """
     B, T = clear_BT.shape
-    row_B = torch.arange(B, device=clear_BT.device)
     blank_BT = clear_BT.clone()
     blank_BT[:, 0] = False
     end_BT = torch.cumsum(blank_BT.long() + valid_BT, dim=1)
-    total_B = end_BT[:, -1]
-    length = max(1, int(total_B.max()))
-    nowhere = length * B
-    place_BT = torch.where(valid_BT, (end_BT - 1) * B + row_B[:, None], nowhere)
+    lanes = exchange_tails(blank_BT, valid_BT, end_BT)
+    nowhere = lanes.longest * B
+    place_BT = torch.where(valid_BT, (lanes.end_BT - 1) * B + lanes.lane_BT, nowhere)
     step_of = torch.full((nowhere + 1,), -1, device=clear_BT.device)
     step_of[place_BT.flatten()] = torch.arange(B * T, device=clear_BT.device)
-    idle_SB = (step_of[:-1] < 0).unflatten(0, (length, B))
-    hold_SB = torch.arange(length, device=clear_BT.device)[:, None] >= total_B
+    idle_SB = (step_of[:-1] < 0).unflatten(0, (lanes.longest, B))
+    hold_SB = torch.arange(lanes.longest, device=clear_BT.device)[:, None] >= lanes.total_B
+    lane_B, away = lanes.lane_BT[:, -1], valid_BT.logical_not().flatten()
     return Slots(
-        length=length,
+        length=lanes.longest,
         step_of=Rows(step_of[:-1].clamp(min=0), idle_SB.flatten().nonzero().flatten()),
-        slot_of=Rows(
-            place_BT.flatten().clamp(max=nowhere - 1), valid_BT.flatten().logical_not().nonzero().flatten()
-        ),
-        last_B=(total_B - 1).clamp(min=0) * B + row_B,
-        empty_B=total_B == 0,
+        slot_of=Rows(place_BT.flatten().clamp(max=nowhere - 1), away.nonzero().flatten()),
+        lane_B=lane_B,
+        last_B=(lanes.total_B[lane_B] - 1).clamp(min=0) * B + lane_B,
+        empty_B=end_BT[:, -1] == 0,
         drive_SB2=torch.stack([idle_SB & ~hold_SB, hold_SB], dim=-1).to(dtype),
     )
 
@@ -93,7 +97,7 @@ class _Taken(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_ND: Tensor, there: Rows, back: Rows) -> Tensor:
         ctx.way = there, back
-        return x_ND.index_select(0, there.index).index_fill_(0, there.none, 0.0)
+        return x_ND.index_select(0, there.source).index_fill_(0, there.none, 0.0)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
@@ -109,7 +113,7 @@ class _Spread(torch.autograd.Function):
         ctx.way, D = (there, back), x_ND.shape[1]
         both = x_ND.new_empty(len(flags_MF), D + flags_MF.shape[1])
         both[:, D:] = flags_MF
-        torch.index_select(x_ND, 0, there.index, out=both[:, :D])
+        torch.index_select(x_ND, 0, there.source, out=both[:, :D])
         both[:, :D].index_fill_(0, there.none, 0.0)
         ctx.size = D
         return both

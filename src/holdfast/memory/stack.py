@@ -109,9 +109,11 @@ class Stack(Cell):
         self, x_BTD: Tensor, entry: TensorDict, clear_BT: Tensor, valid_BT: Tensor
     ) -> tuple[Tensor, TensorDict]:
         slots = plan_slots(clear_BT, valid_BT, x_BTD.dtype)
-        flags_SBF, y_SBH, layers = self._flags(slots), None, []
+        flags_SBF, layers = self._flags(slots), []
+        y_SBH = x_SBD = slots.spread(x_BTD, flags_SBF)
         for number in range(self.num_layers):
-            x_SBD = slots.spread(x_BTD, flags_SBF) if y_SBH is None else torch.cat([y_SBH, flags_SBF], -1)
+            if number:
+                x_SBD = torch.cat([y_SBH, flags_SBF], dim=-1)
             before = [entry[leaf][:, number] for leaf in self.leaves]
             y_SBH, *after = self._layer_in_slots(number, x_SBD, before, slots)
             layers.append(after)
