@@ -169,6 +169,14 @@ def test_a_convolution_is_one_however_it_is_computed(asked, side, kernel, stride
         torch.testing.assert_close(one, other, atol=1e-9, rtol=1e-12)
 
 
+def test_patches_are_the_same_wherever_they_are_taken(monkeypatch):
+    layer, x = Conv(3, 4, kernel_size=5, stride=3), torch.randn(7, 3, 11, 14)
+    gathered = layer(x)
+    monkeypatch.setattr(torch.compiler, "is_exporting", lambda: True)
+    monkeypatch.setattr(torch, "arange", None)
+    assert layer(x).equal(gathered)
+
+
 def test_a_convolution_that_covers_its_picture_is_a_product():
     torch.manual_seed(0)
     layer, x = Conv(3, 4, kernel_size=3).double(), torch.randn(2, 3, 3, 3, dtype=torch.float64)
