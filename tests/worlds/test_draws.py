@@ -69,6 +69,16 @@ def test_the_bits_are_those_of_splitmix(seed, stream, agent, step):
     assert int(draws.below(100, *place)) == (word % 2**64 >> 33) * 100 >> 31
 
 
+@given(SEEDS, STREAMS, STEPS)
+def test_torch_mixes_the_bits_that_numpy_does(seed, stream, step):
+    together = draws.bits(seed, stream, torch.arange(5), step)
+    # One agent's are mixed by torch, as everybody's are on a GPU.
+    assert [
+        int(draws.bits(seed, stream, torch.tensor(agent), step)) for agent in range(5)
+    ] == together.tolist()
+    assert draws.bits(seed, stream, torch.arange(5), torch.tensor(step)).equal(together)
+
+
 def test_the_numbers_are_those_they_always_were():
     # A seed means the same run from one version to the next only while these do not change.
     agents = torch.arange(2)
