@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -105,3 +107,10 @@ def test_the_parts_of_a_space_have_a_fixed_order():
     assert list(parts) == ["a", "z"]
     assert parts_of(parts["a"]) == {"0": BOX, "1": spaces.Discrete(2)}
     assert parts_of(BOX) == {}
+
+
+def test_what_is_seen_is_made_once_and_says_the_same_in_a_changed_spec():
+    spec = WorldSpec(obs_shape=(4, 3), action_names=("a",), features=FEATURES)
+    assert spec.sight is spec.sight
+    assert replace(spec, features=()).sight != spec.sight
+    assert replace(spec) == spec

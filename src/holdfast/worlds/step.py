@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -74,7 +75,7 @@ class WorldSpec:
     crowd: int = 1
     """Agents that share a place and may feel each other: rows 0 to crowd - 1, and so on."""
 
-    @property
+    @cached_property
     def sight(self) -> spaces.Space[Any]:
         """What is seen, as a space: numbers without bounds where the world says no more."""
         if self.observation is not None:

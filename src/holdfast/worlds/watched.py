@@ -167,7 +167,8 @@ class Watched:
         }
         self._over, self._acts = over & ~step.first, step.valid
         self._lives = (self._lives & ~step.first) | step.valid
-        wrong = sum(mask.long() << bit for bit, mask in enumerate(rows.values()))
+        bit = 1 << torch.arange(len(rows), device=ends.device)
+        wrong = (torch.stack([*rows.values()], dim=1) * bit).sum(1)
         new = (self._wrong == 0) & (wrong != 0)
         self._wrong = torch.where(new, wrong, self._wrong)
         self._when = torch.where(new, self._steps, self._when)
