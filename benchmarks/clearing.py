@@ -2,7 +2,9 @@
 
 Forward and backward, CPU-seconds, one thread, medians within a process, several fresh processes:
 
-    python benchmarks/clearing.py [--processes 8] [--json FILE]
+    python benchmarks/clearing.py [--processes 8] [--layers 1] [--batches 32 64 256 512 1024] [--json FILE]
+
+Calls with and without clears alternate, so that what else the machine does falls on both.
 """
 
 import argparse
@@ -11,46 +13,48 @@ import statistics
 import subprocess
 import sys
 import time
+from functools import partial
 
 import torch
 
 from holdfast.memory import LSTM
 
-T, H, L = 64, 128, 2
-BATCHES, SHARES = (8, 32, 256), (0.0, 0.02, 0.10)
+T, H = 64, 128
+BATCHES, SHARES = (32, 64, 256, 512, 1024), (0.0, 0.02, 0.10)
 
 
-def seconds(run, repeats: int) -> float:
-    run()
-    times = []
-    for _ in range(repeats):
-        begun = time.process_time()
-        run()
-        times.append(time.process_time() - begun)
-    return statistics.median(times)
+def medians(runs, repeats: int) -> list[float]:
+    """Time some calls in turns; the median of each."""
+    times = [[] for _ in runs]
+    for number in range(repeats + 1):
+        for run, mine in zip(runs, times, strict=True):
+            begun = time.process_time()
+            run()
+            if number:
+                mine.append(time.process_time() - begun)
+    return [statistics.median(mine) for mine in times]
 
 
-def measure() -> dict[str, float]:
+def measure(layers: int, batches: list[int]) -> dict[str, float]:
     """Time every case in this process; the ratio to the dense call of the same batch size."""
     torch.set_num_threads(1)
     found = {}
-    for B in BATCHES:
-        cell = LSTM(H, H, L)
+    for B in batches:
+        torch.manual_seed(B)
+        cell = LSTM(H, H, layers)
         x = torch.randn(B, T, H, requires_grad=True)
-        repeats = max(5, 256 // B)
+        valid = torch.ones(B, T, dtype=torch.bool)
 
         def dense(cell=cell, x=x):
             cell.rnn(x.transpose(0, 1))[0].sum().backward()
 
-        base = seconds(dense, repeats)
+        def cleared(clear, cell=cell, x=x, valid=valid):
+            cell(x, cell.initial(len(x)), clear, valid)[0].sum().backward()
+
+        runs = [dense, *(partial(cleared, torch.rand(B, T) < share) for share in SHARES)]
+        base, *others = medians(runs, max(5, 512 // B))
         found[f"B={B} dense ms"] = 1e3 * base
-        for share in SHARES:
-            clear = torch.rand(B, T) < share
-
-            def cleared(cell=cell, x=x, clear=clear, B=B):
-                cell(x, cell.initial(B), clear, torch.ones_like(clear))[0].sum().backward()
-
-            found[f"B={B} starts={share:.0%}"] = seconds(cleared, repeats) / base
+        found |= {f"B={B} starts={share:.0%}": t / base for share, t in zip(SHARES, others, strict=True)}
     return found
 
 
@@ -58,18 +62,25 @@ def main() -> None:
     """Start fresh processes and print the median and the range of each ratio."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--processes", type=int, default=8)
+    parser.add_argument("--layers", type=int, default=1)
+    parser.add_argument("--batches", type=int, nargs="+", default=BATCHES)
     parser.add_argument("--json", help="write all figures to this file")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.one:
-        print(json.dumps(measure()))
+        print(json.dumps(measure(asked.layers, asked.batches)))
         return
     runs = []
     for number in range(asked.processes):
         print(f"process {number + 1} of {asked.processes}", file=sys.stderr)
-        told = subprocess.run([sys.executable, __file__, "--one"], capture_output=True, text=True, check=True)
+        command = [sys.executable, __file__, "--one", "--layers", str(asked.layers)]
+        command += ["--batches", *map(str, asked.batches)]
+        told = subprocess.run(command, capture_output=True, text=True, check=True)
         runs.append(json.loads(told.stdout))
-    print(f"torch {torch.__version__}, T={T}, H={H}, L={L}, forward + backward, {asked.processes} processes")
+    print(
+        f"torch {torch.__version__}, T={T}, H={H}, L={asked.layers}, forward + backward, "
+        f"{asked.processes} processes"
+    )
     for case in runs[0]:
         values = sorted(run[case] for run in runs)
         print(f"{case:20} {statistics.median(values):8.2f}   [{values[0]:.2f} - {values[-1]:.2f}]")
