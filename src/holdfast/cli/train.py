@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Column, Table
 
+from holdfast.cli.allocator import keep_freed_memory
 from holdfast.cli.keys import parse_words
 from holdfast.config import change, keys_of
 from holdfast.errors import ConfigError
@@ -29,6 +30,7 @@ def run_train(words: Sequence[str]) -> int:
         _print_help(recipe or recipe_for(world), world)
         return 0
     command = shlex.join(["holdfast", "train", *words])
+    keep_freed_memory()
     run = train(recipe, keys, resume=resume, command=command)
     _print_result(run)
     return 0 if run.finished else 1

@@ -84,14 +84,15 @@ def gru_backward(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Go back over a segment: gradients `[B,T,4H]` as told in gru.py, and if asked of the entry state."""
     layout = Layout(gates, w.shape[1], plan, precision)
-    dgates, after = torch.empty_like(gates), _pulls(dh, like=h)
+    dgates, later = torch.empty_like(gates), dh is not None
+    dh = _pull(dh, h, later)
     for begin, end in layout.spans_back():
-        before = (torch.empty_like(h, dtype=torch.float32),)
-        how = {"LATER": after is not None, "ENTRY": entry, **layout.settings}
+        after, dh = dh, torch.empty_like(dh)
+        how = {"LATER": later, "ENTRY": entry, **layout.settings}
         for grid, rest in layout.waves(begin, end):
-            gru.backward[grid](w, code, entered, gates, dy, *(after or before), dgates, *before, *rest, **how)
-        after = before
-    return dgates, *before
+            gru.backward[grid](w, code, entered, gates, dy, after, dgates, dh, *rest, **how)
+        later = True
+    return dgates, dh
 
 
 def _pull(gradient: Tensor | None, state: Tensor, later: bool) -> Tensor:
