@@ -103,7 +103,7 @@ class _Recorded:
     """A call as a CUDA graph. It holds the call too: the graph reads from memory that only that keeps."""
 
     run: Run
-    graph: torch.cuda.CUDAGraph
+    graph: Any
     kept: Any
 
     def __call__(self) -> Any:
