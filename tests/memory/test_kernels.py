@@ -229,10 +229,11 @@ def test_operators_keep_the_rules_of_torch(kind):
     weight = cell.layer(0)[1].requires_grad_()
     gates = torch.randn(4, 3, weight.shape[0], device=DEVICE, requires_grad=True)
     states = [leaf[:, 0].contiguous() for leaf in state.values()]
-    bias = () if kind is LSTM else (torch.randn(32, device=DEVICE, requires_grad=True),)
+    biases = [torch.randn(size, device=DEVICE, requires_grad=True) for size in (weight.shape[0], 32)]
+    biases = biases[:1] if kind is LSTM else biases
     name = "lstm" if kind is LSTM else "gru"
     torch.library.opcheck(
-        getattr(torch.ops.holdfast, name), (gates, weight, *bias, *states, clear.byte(), True, "tf32x3")
+        getattr(torch.ops.holdfast, name), (gates, weight, *biases, *states, clear.byte(), True, "tf32x3")
     )
 
 

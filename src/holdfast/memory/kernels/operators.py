@@ -21,11 +21,16 @@ def lstm(
     code: UInt8[Tensor, "B T"],
     dtype: torch.dtype,
 ) -> tuple[Float[Tensor, "B T H"], Float[Tensor, "B H"], Float[Tensor, "B H"]]:
-    """Run one LSTM layer over segments; a step's code: 1 clears, 2 nobody acts, 3 both."""
+    """Run one LSTM layer over segments; a step's code: 1 clears, 2 nobody acts, 3 both.
+
+    The operators get the biases that are in their input already, to make their gradients: a product with
+    ones is three times as fast as torch's sum.
+    """
     weight_ih, weight_hh, bias_ih, bias_hh = (weight.to(dtype) for weight in weights)
-    gates = torch.nn.functional.linear(x.to(dtype), weight_ih, bias_ih + bias_hh)
-    keep = torch.is_grad_enabled() and any(each.requires_grad for each in (gates, weight_hh, h, c))
-    told = _lstm(gates, weight_hh, h.contiguous(), c.contiguous(), code, keep, _precision())
+    bias = bias_ih + bias_hh
+    gates = torch.nn.functional.linear(x.to(dtype), weight_ih, bias.detach())
+    keep = torch.is_grad_enabled() and any(each.requires_grad for each in (gates, weight_hh, bias, h, c))
+    told = _lstm(gates, weight_hh, bias, h.contiguous(), c.contiguous(), code, keep, _precision())
     return told[0], told[1], told[2]
 
 
@@ -41,9 +46,9 @@ def gru(
     both, own = bias_hh.split([2 * weight_hh.shape[1], weight_hh.shape[1]])
     # The candidate's own bias is scaled by a gate and comes later.
     bias = bias_ih + torch.cat([both, torch.zeros_like(own)])
-    gates = torch.nn.functional.linear(x.to(dtype), weight_ih, bias)
-    keep = torch.is_grad_enabled() and any(each.requires_grad for each in (gates, weight_hh, own, h))
-    told = _gru(gates, weight_hh, own, h.contiguous(), code, keep, _precision())
+    gates = torch.nn.functional.linear(x.to(dtype), weight_ih, bias.detach())
+    keep = torch.is_grad_enabled() and any(each.requires_grad for each in (gates, weight_hh, bias, own, h))
+    told = _gru(gates, weight_hh, bias, own, h.contiguous(), code, keep, _precision())
     return told[0], told[1]
 
 
@@ -61,7 +66,7 @@ def _job(kernel: str, x: Tensor, w: Tensor, precision: str, keep: bool = True) -
 
 @custom_op("holdfast::lstm", mutates_args=())
 def _lstm(
-    x: Tensor, w: Tensor, h: Tensor, c: Tensor, code: Tensor, keep: bool, precision: str
+    x: Tensor, w: Tensor, bias: Tensor, h: Tensor, c: Tensor, code: Tensor, keep: bool, precision: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     def run(plan: Plan) -> tuple[Tensor, ...]:
         return launch.lstm_forward(x, w, h, c, code, keep=keep, precision=precision, plan=plan)
@@ -71,7 +76,7 @@ def _lstm(
 
 @_lstm.register_fake
 def _(
-    x: Tensor, w: Tensor, h: Tensor, c: Tensor, code: Tensor, keep: bool, precision: str
+    x: Tensor, w: Tensor, bias: Tensor, h: Tensor, c: Tensor, code: Tensor, keep: bool, precision: str
 ) -> tuple[Tensor, ...]:
     y, entered, gates = _like(x, w, keep)
     cells = torch.empty_like(entered, dtype=torch.float32)
@@ -102,17 +107,17 @@ def _(
 
 @custom_op("holdfast::gru", mutates_args=())
 def _gru(
-    x: Tensor, w: Tensor, bias: Tensor, h: Tensor, code: Tensor, keep: bool, precision: str
+    x: Tensor, w: Tensor, bias: Tensor, own: Tensor, h: Tensor, code: Tensor, keep: bool, precision: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     def run(plan: Plan) -> tuple[Tensor, ...]:
-        return launch.gru_forward(x, w, bias, h, code, keep=keep, precision=precision, plan=plan)
+        return launch.gru_forward(x, w, own, h, code, keep=keep, precision=precision, plan=plan)
 
     return _own(run(choose(_job("gru_forward", x, w, precision, keep), x.device, run)), 2, keep)
 
 
 @_gru.register_fake
 def _(
-    x: Tensor, w: Tensor, bias: Tensor, h: Tensor, code: Tensor, keep: bool, precision: str
+    x: Tensor, w: Tensor, bias: Tensor, own: Tensor, h: Tensor, code: Tensor, keep: bool, precision: str
 ) -> tuple[Tensor, ...]:
     y, entered, gates = _like(x, w, keep)
     return y, torch.empty_like(h), entered, gates
@@ -151,7 +156,7 @@ def _like(x: Tensor, w: Tensor, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _lstm_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    _, w, _, c, code, _, ctx.precision = inputs
+    _, w, _, _, c, code, _, ctx.precision = inputs
     _, _, _, entered, cells, gates = output
     ctx.save_for_backward(w, c, code, entered, cells, gates)
     ctx.set_materialize_grads(False)
@@ -161,15 +166,16 @@ def _lstm_gradients(
     ctx: Any, dy: Tensor | None, dh: Tensor | None, dc: Tensor | None, *_: Any
 ) -> tuple[Tensor | None, ...]:
     w, c, code, entered, cells, gates = ctx.saved_tensors
-    entry = ctx.needs_input_grad[2] or ctx.needs_input_grad[3]
+    entry = ctx.needs_input_grad[3] or ctx.needs_input_grad[4]
     pulled = _pull(dy, entered)
     dgates, *states = _lstm_backward(w, c, code, cells, gates, pulled, dh, dc, entry, ctx.precision)
     dh_in, dc_in = (state.to(c.dtype) for state in states) if entry else (None, None)
-    return dgates, dgates.flatten(0, 1).T @ entered.flatten(0, 1), dh_in, dc_in, None, None, None
+    dw = dgates.flatten(0, 1).T @ entered.flatten(0, 1)
+    return dgates, dw, _summed(dgates), dh_in, dc_in, None, None, None
 
 
 def _gru_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    _, w, _, h, code, _, ctx.precision = inputs
+    _, w, _, _, h, code, _, ctx.precision = inputs
     _, _, entered, gates = output
     ctx.save_for_backward(w, h, code, entered, gates)
     ctx.set_materialize_grads(False)
@@ -177,13 +183,20 @@ def _gru_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) 
 
 def _gru_gradients(ctx: Any, dy: Tensor | None, dh: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
     w, h, code, entered, gates = ctx.saved_tensors
-    entry = ctx.needs_input_grad[3]
+    entry = ctx.needs_input_grad[4]
     dgates, dh_in = _gru_backward(w, h, code, entered, gates, _pull(dy, entered), dh, entry, ctx.precision)
     H = w.shape[1]
     # They are those of the hidden state's part of n, then of r, z and the input's part of n.
     n, r_and_z = (dgates[..., : 3 * H].flatten(0, 1).T @ entered.flatten(0, 1)).split([H, 2 * H])
-    dw, dbias = torch.cat([r_and_z, n]), dgates[..., :H].sum((0, 1))
-    return dgates[..., H:], dw, dbias, dh_in.to(h.dtype) if entry else None, None, None, None
+    own, bias = _summed(dgates).split([H, 3 * H])
+    dh_in = dh_in.to(h.dtype) if entry else None
+    return dgates[..., H:], torch.cat([r_and_z, n]), bias, own, dh_in, None, None, None
+
+
+def _summed(dgates: Tensor) -> Tensor:
+    """Sum over rows and steps."""
+    flat = dgates.flatten(0, 1)
+    return flat.new_ones(len(flat)) @ flat
 
 
 def _pull(gradient: Tensor | None, like: Tensor) -> Tensor:
