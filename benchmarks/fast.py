@@ -182,8 +182,12 @@ def parts_of(way: Way, segments: Segments, device: torch.device) -> dict:
         thoughts = policy.decode(said)
     encoded, said, *thoughts = (each.requires_grad_() for each in (encoded, said, *thoughts))
     judge = copy.deepcopy(policy)
-    shaped = Thoughts(*(each.unflatten(0, steps.batch_size) for each in thoughts))
-    judge.unroll = lambda obs, first, state, valid: (shaped, state)
+
+    def unroll(obs, first, state, valid):
+        # Shaped anew at every call: gradients go back where their forward pass was recorded.
+        return Thoughts(*(each.unflatten(0, steps.batch_size) for each in thoughts)), state
+
+    judge.unroll = unroll
     update = Update(judge, segments)
 
     def loss():
@@ -221,20 +225,29 @@ def where_time_goes(way: Way, segments: Segments, device: torch.device, rounds: 
     runs["optimizer", "both"] = stepping.step
     ready = {key: prepare(run, device, records=records) for key, run in runs.items()}
     times = interleaved({key: each.run for key, each in ready.items()}, device, rounds)
-    ms = {key: found.median for key, found in times.items()}
+    # What could not be recorded says nothing about a recording; it is left to the rest.
+    wanted = "cpu" if device.type == "cpu" else way.how
+    ms = {key: times[key].median for key, each in ready.items() if each.how == wanted}
+    parts = ("encoder", "memory", "heads", "loss", "optimizer", "whole")
     told = [
         {"part": part, "forward": ms.get((part, "forward"), ms[part, "both"]), "both": ms[part, "both"]}
-        for part in ("encoder", "memory", "heads", "loss", "optimizer", "whole")
+        for part in parts
+        if (part, "both") in ms
     ]
-    rest = ms["whole", "both"] - sum(each["both"] for each in told[:-1])
-    told.insert(5, {"part": "rest", "forward": 0.0, "both": rest})
+    if not told or told[-1]["part"] != "whole":
+        print(f"where an update goes, {way}: it cannot be recorded", flush=True)
+        return []
+    whole = told[-1]["both"]
+    told.insert(-1, {"part": "rest", "forward": 0.0, "both": whole - sum(each["both"] for each in told[:-1])})
     print(f"where an update goes, {way}: ms forward, backward, share", flush=True)
     for each in told:
         backward, each["timed"] = each["both"] - each["forward"], way.how
-        share = each["both"] / ms["whole", "both"]
-        print(f"  {each['part']:10} {each['forward']:8.3f} {backward:8.3f} {share:8.1%}", flush=True)
-    eager = [f"{part} {which}: {each.why_eager}" for (part, which), each in ready.items() if each.why_eager]
-    print("".join(f"  timed eagerly, {line}\n" for line in eager), end="", flush=True)
+        print(
+            f"  {each['part']:10} {each['forward']:8.3f} {backward:8.3f} {each['both'] / whole:8.1%}",
+            flush=True,
+        )
+    left = [f"{part} {which}: {each.why_eager}" for (part, which), each in ready.items() if each.why_eager]
+    print("".join(f"  not recorded, in the rest: {line}\n" for line in left), end="", flush=True)
     return [{**vars(way), **each} for each in told]
 
 

@@ -129,6 +129,9 @@ def test_outputs_and_gradients_have_the_bound_of_their_precision(precision, boun
     assert replace(one, output_error=bound, gradient_error=bound).right
     assert not replace(one, output_error=1.01 * bound, gradient_error=0.0).right
     assert not replace(one, output_error=0.0, gradient_error=1.01 * bound).right
+    beside = replace(one, output_error=0.0, dense_gradient_error=bound)
+    assert replace(beside, gradient_error=1.5 * bound).right
+    assert not replace(beside, gradient_error=1.51 * bound).right
     assert not replace(one, at_huge="NaN").right
 
 

@@ -16,6 +16,7 @@ from holdfast.bench.cases import Case, cases_of
 from holdfast.bench.processes import combined, in_processes
 from holdfast.bench.where import name_of, versions
 from holdfast.build import pick_device
+from holdfast.cli.allocator import keep_freed_memory
 from holdfast.cli.parser import Parser, count
 from holdfast.config import Config
 from holdfast.errors import ConfigError, did_you_mean
@@ -41,8 +42,9 @@ def run_bench(words: Sequence[str]) -> int:
     if given.processes is not None:
         return _several(given, file, device, out)
     if device.type == "cpu":
-        # As in training: more of them wait for each other.
+        # As in training: more of them wait for each other, and memory that was freed is kept.
         torch.set_num_threads(1)
+        keep_freed_memory()
     bench, cases, outcomes = _bench(given, device), _cases(given, device), []
     _to_stderr(f"{name_of(device)} · torch {torch.__version__} · {len(cases)} cases")
     for case in cases:
