@@ -208,9 +208,9 @@ def parts_of(way: Way, segments: Segments, device: torch.device) -> dict:
     }
 
 
-def where_time_goes(way: Way, segments: Segments, device: torch.device, rounds: int) -> list[dict]:
-    """Each part forwards, and with backwards; the optimizer; and what is left of the whole."""
-    records, runs = way.how == "graph", {}
+def timed_parts(way: Way, segments: Segments, device: torch.device, rounds: int) -> dict:
+    """Time each part forwards, and with backwards, the optimizer and the whole, in turns."""
+    runs = {}
     for part, (forward, leaves) in parts_of(way, segments, device).items():
 
         def both(forward=forward, leaves=leaves):
@@ -223,31 +223,34 @@ def where_time_goes(way: Way, segments: Segments, device: torch.device, rounds: 
     stepping = Update(make(way, device), segments)
     stepping()
     runs["optimizer", "both"] = stepping.step
-    ready = {key: prepare(run, device, records=records) for key, run in runs.items()}
+    ready = {key: prepare(run, device, records=way.how == "graph") for key, run in runs.items()}
+    left = [f"{part} {which}: {each.why_eager}" for (part, which), each in ready.items() if each.why_eager]
+    print("".join(f"  not recorded, in the rest: {line}\n" for line in left), end="", flush=True)
     times = interleaved({key: each.run for key, each in ready.items()}, device, rounds)
-    # What could not be recorded says nothing about a recording; it is left to the rest.
+    # What could not be recorded says nothing about a recording.
     wanted = "cpu" if device.type == "cpu" else way.how
-    ms = {key: times[key].median for key, each in ready.items() if each.how == wanted}
+    return {key: times[key].median for key, each in ready.items() if each.how == wanted}
+
+
+def where_time_goes(way: Way, segments: Segments, device: torch.device, rounds: int) -> list[dict]:
+    """Each part forwards, and with backwards; the optimizer; and what is left of the whole."""
+    print(f"where an update goes, {way}: ms forward, backward, share", flush=True)
+    ms = timed_parts(way, segments, device, rounds)
+    if ("whole", "both") not in ms:
+        print("  it cannot be recorded", flush=True)
+        return []
     parts = ("encoder", "memory", "heads", "loss", "optimizer", "whole")
     told = [
         {"part": part, "forward": ms.get((part, "forward"), ms[part, "both"]), "both": ms[part, "both"]}
         for part in parts
         if (part, "both") in ms
     ]
-    if not told or told[-1]["part"] != "whole":
-        print(f"where an update goes, {way}: it cannot be recorded", flush=True)
-        return []
     whole = told[-1]["both"]
     told.insert(-1, {"part": "rest", "forward": 0.0, "both": whole - sum(each["both"] for each in told[:-1])})
-    print(f"where an update goes, {way}: ms forward, backward, share", flush=True)
     for each in told:
         backward, each["timed"] = each["both"] - each["forward"], way.how
-        print(
-            f"  {each['part']:10} {each['forward']:8.3f} {backward:8.3f} {each['both'] / whole:8.1%}",
-            flush=True,
-        )
-    left = [f"{part} {which}: {each.why_eager}" for (part, which), each in ready.items() if each.why_eager]
-    print("".join(f"  not recorded, in the rest: {line}\n" for line in left), end="", flush=True)
+        share = each["both"] / whole
+        print(f"  {each['part']:10} {each['forward']:8.3f} {backward:8.3f} {share:8.1%}", flush=True)
     return [{**vars(way), **each} for each in told]
 
 

@@ -12,7 +12,7 @@ from holdfast.keep.folder import Say
 from holdfast.keep.packed import pack_weights
 from holdfast.knobs import WorldKnobs
 from holdfast.learn import Lesson
-from holdfast.memory import use_kernel
+from holdfast.memory import require_kernel, use_kernel
 from holdfast.policies import LSTMWrapper, PurePolicy, make_policy
 from holdfast.worlds import World, closing_world, make_world, options_of
 
@@ -55,6 +55,7 @@ def build_policy(config: Config, world: World, device: torch.device) -> LSTMWrap
         **{key: value for key, value in asked.items() if value not in (None, "auto")},
     ).to(device)
     use_kernel(policy, knobs.kernel)
+    require_kernel(policy, device)
     if isinstance(policy, PurePolicy):
         policy.precision = knobs.precision
         if knobs.compile:

@@ -46,7 +46,7 @@ class Policy(Knobs):
     )
     kernel: Literal["auto", "torch", "triton"] = Field(
         default="auto",
-        description="what runs LSTM and GRU: torch, triton (ours, on a GPU), auto: the faster where it runs",
+        description="what runs LSTM and GRU: torch, triton (ours, on a GPU), auto: ours on a GPU, else torch",
     )
     precision: Literal["float32", "bfloat16"] = Field(
         default="float32",

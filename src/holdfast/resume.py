@@ -14,6 +14,7 @@ from holdfast.errors import ConfigError
 from holdfast.keep import Checkpoint, RunFolder, described
 from holdfast.keep.folder import Say
 from holdfast.life import Life
+from holdfast.memory.kernels import adopt
 from holdfast.policies import LSTMWrapper
 from holdfast.report import lookup, typed
 from holdfast.saved import taken
@@ -58,6 +59,7 @@ class Resumed:
         saved, folder = self.saved, self.folder
         for note in self.notes:
             say(note)
+        adopt(saved.made_with.get("kernels"))
         anew = life.restore(saved)
         folder.reopen(described(self.config, policy), command)
         folder.clean(saved)

@@ -236,9 +236,13 @@ def test_on_a_gpu_dense_is_measured_in_float16_whatever_is_asked_for():
 
 @pytest.mark.parametrize("precision", ["float32", "tf32", "float16", "bfloat16"])
 def test_tf32_is_on_where_it_is_asked_for_and_nowhere_else(precision):
-    flags = lambda: (torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32)  # noqa: E731
+    flags = lambda: (  # noqa: E731
+        torch.backends.cudnn.rnn.fp32_precision,
+        torch.backends.cudnn.conv.fp32_precision,
+        torch.backends.cuda.matmul.fp32_precision,
+    )
     before = flags()
     with multiplying(precision):
-        assert flags() == (precision == "tf32",) * 2
+        assert flags() == ("tf32" if precision == "tf32" else "ieee",) * 3
     assert flags() == before
     assert dtype_of(precision) == getattr(torch, precision.replace("tf32", "float32"))

@@ -17,7 +17,7 @@ from holdfast.check.subjects.cell import GRADIENT_BOUND, _kernels
 from holdfast.check.subjects.find import subject_of
 from holdfast.cli import main
 from holdfast.errors import ConfigError
-from holdfast.memory import GRU, LSTM, MinLSTM
+from holdfast.memory import GRU, LSTM, MinLSTM, kernels
 from small import OnlySpec, Small, make_small
 
 pytestmark = pytest.mark.usefixtures("annotations_asleep")
@@ -146,7 +146,8 @@ def test_a_policy_is_measured_in_what_it_computes_in_and_proven_in_full():
     assert [case.subject.module.lstm.cell.kernel for case in plain.cases.values()] == ["torch", "auto"]
 
 
-def test_on_a_gpu_both_kernels_are_held_against_the_reference_where_either_may_run():
+def test_on_a_gpu_both_kernels_are_held_against_the_reference_where_either_may_run(monkeypatch):
+    monkeypatch.setattr(kernels, "refused_on", lambda device: None)
     case = set_up(subject_of(make_small(), OnlySpec())).practice
     on_gpu = replace(case, device=torch.device("cuda"))
     assert _kernels(LSTM(4, 48), on_gpu) == _kernels(GRU(4, 512), on_gpu) == ("torch", "triton")

@@ -64,6 +64,8 @@ def test_a_checkpoint_tells_weights_trainer_state_memories_and_world_apart(train
     assert (saved.iteration, saved.global_step, saved.format) == (6, 384, 2)
     assert saved.made_with == {
         "torch": torch.__version__,
+        "triton": "none",
+        "kernels": {},
         "threads": 1,
         "device": "cpu",
         "machine": made_with(CPU)["machine"],

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+from dataclasses import astuple
 
 import pytest
 import torch
@@ -10,11 +11,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 import interpreted
-from holdfast.errors import ContractError
-from holdfast.memory import GRU, LSTM, kernels, use_kernel
-from holdfast.memory.kernels import launch, operators, plans, tuning
+from holdfast.errors import ConfigError, ContractError
+from holdfast.memory import GRU, LSTM, kernels, require_kernel, use_kernel
+from holdfast.memory.kernels import choices, launch, operators, plans, tuning
 from holdfast.memory.kernels.launch import Plan
 from holdfast.memory.kernels.plans import Job
+from holdfast.memory.products import products
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 KINDS = [LSTM, GRU]
@@ -32,9 +34,10 @@ interpreted.repair()
 
 
 @pytest.fixture(autouse=True)
-def full_float32(monkeypatch):
+def full_float32():
     """float32 means float32."""
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    with products(tf32=False):
+        yield
 
 
 @pytest.fixture
@@ -88,7 +91,7 @@ def apart(cell, x, state, clear, valid):
     return max(sizes)
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(
     kind=st.sampled_from(KINDS),
     plan=st.sampled_from(list(PLANS.values())),
@@ -112,15 +115,15 @@ def test_kernels_equal_the_reference_whatever_starts_and_gaps(
 @every_plan
 def test_kernels_in_float16_are_within_a_hundredth(kind, plan, planned):
     planned(plan)
-    assert apart(*case(kind, 18, 5, 48, 2, dtype=torch.float16)) <= BOUNDS[torch.float16]
+    assert apart(*case(kind, 18, 3, 48, 2, dtype=torch.float16)) <= BOUNDS[torch.float16]
 
 
 @every_kind
 @every_plan
 def test_nothing_at_all_crosses_a_clear(kind, plan, planned):
     planned(plan)
-    cell, x, state, _, _ = case(kind, 5, 6, 48, 2)
-    clear = torch.zeros(5, 6, dtype=torch.bool, device=DEVICE)
+    cell, x, state, _, _ = case(kind, 5, 5, 48)
+    clear = torch.zeros(5, 5, dtype=torch.bool, device=DEVICE)
     clear[:, 3] = True
     entry = state.apply(lambda leaf: leaf.requires_grad_())
     y, _ = cell(x.requires_grad_(), entry, clear)
@@ -240,21 +243,29 @@ def test_operators_keep_the_rules_of_torch(kind):
 def test_a_kernel_that_is_asked_for_and_cannot_run_says_why(monkeypatch):
     odd = LSTM(4, 24)
     use_kernel(odd, "triton")
-    with pytest.raises(
-        ContractError, match=r"hidden sizes of 16 to 512 in steps of 16, not 24.*policy.kernel=auto"
-    ):
+    with pytest.raises(ContractError, match=r"hidden sizes of 16 to 512 in steps of 16, not 24. Use auto"):
         odd(torch.randn(2, 4), odd.initial(2), torch.zeros(2, dtype=torch.bool))
+    with pytest.raises(ConfigError, match=r"policy.kernel=triton: .* not 24. Use auto"):
+        require_kernel(odd, DEVICE)
+    deep = LSTM(4, 32).double().to(DEVICE)
+    use_kernel(deep, "triton")
+    with pytest.raises(ContractError, match=r"32 bits and fewer, not torch.float64"):
+        deep(
+            torch.randn(2, 4, device=DEVICE).double(),
+            deep.initial(2),
+            torch.zeros(2, dtype=torch.bool, device=DEVICE),
+        )
     monkeypatch.setattr(kernels, "find_spec", lambda name: None)
     kernels._refused_on.cache_clear()
     assert kernels.refusal(DEVICE, 32) == "Triton is not installed"
     kernels._refused_on.cache_clear()
 
 
-def test_on_a_cpu_auto_is_torch_and_so_is_float64():
+def test_on_a_cpu_and_in_float64_auto_is_torch():
     cell = LSTM(4, 32)
     assert not cell._has_kernel(torch.device("cpu"), torch.float32)
+    assert not cell._has_kernel(torch.device("cuda"), torch.float64)
     use_kernel(cell, "triton")
-    assert not cell._has_kernel(DEVICE, torch.float64)
     assert cell._has_kernel(DEVICE, torch.float32)
 
 
@@ -274,13 +285,17 @@ def test_every_job_has_few_plans_of_powers_of_two(kernel, hidden, rows, dtype, p
         assert plan.units >= hidden or -(-hidden // plan.units) <= plan.share * processors
 
 
-@given(st.integers(1, 5000), st.integers(1, 600), st.sampled_from([SPLIT, STREAMED, WHOLE]))
-def test_waves_take_every_row_once(B, hidden, plan):
+@given(
+    st.integers(1, 5000), st.integers(1, 600), st.sampled_from([SPLIT, STREAMED, WHOLE]), st.integers(40, 150)
+)
+def test_waves_take_every_row_once_and_fit_the_chip(B, hidden, plan, processors):
     layout = launch.Layout(torch.empty(B, 2, 0), hidden, plan, "tf32")
     layout._joined = layout.parts > 1
-    rows = [
-        range(rest[-1], rest[-1] + grid[0] // layout.parts * plan.rows) for grid, rest in layout.waves(0, 2)
-    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launch, "processors_of", lambda device: processors)
+        waves = list(layout.waves(0, 2))
+    assert layout.parts == 1 or all(grid[0] <= processors for grid, _ in waves)
+    rows = [range(rest[-1], rest[-1] + grid[0] // layout.parts * plan.rows) for grid, rest in waves]
     assert rows[0].start == 0
     assert all(a.stop == b.start for a, b in itertools.pairwise(rows))
     assert B <= rows[-1].stop < B + plan.rows
@@ -302,8 +317,7 @@ class TestChoices:
         self.forget()
 
     def forget(self):
-        tuning._chosen.clear()
-        tuning._kept.cache_clear()
+        choices.forget()
 
     def choose(self, launched, job=JOB):
         def run(plan):
@@ -329,7 +343,7 @@ class TestChoices:
     def test_while_a_graph_is_recorded_nothing_is_timed_nor_kept(self, monkeypatch, tmp_path):
         launched = []
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-        assert self.choose(launched) == plans.candidates(self.JOB.rounded(), 132)[0]
+        assert self.choose(launched) == plans.LEAST_ROOM
         assert launched == []
         assert list(tmp_path.iterdir()) == []
 
@@ -346,19 +360,52 @@ class TestChoices:
         self.choose(launched)
         assert len(launched) == count
 
+    def test_a_run_that_goes_on_chooses_as_before_whatever_the_file_says(self, tmp_path):
+        best = self.choose([])
+        carried = choices.all_chosen()
+        self.forget()
+        (tmp_path / "holdfast" / "kernels.json").unlink()
+        other = {place: {key: list(astuple(WHOLE)) for key in jobs} for place, jobs in carried.items()}
+        choices.adopt(other)
+        launched = []
+        assert self.choose(launched) == WHOLE != best
+        assert launched == []
+
+    @pytest.mark.parametrize(
+        "nonsense", [None, 3, {"a chip": 3}, {"a chip": {"a": [1, 2]}}, {"a chip": {"a": ["x"] * 6}}]
+    )
+    def test_nonsense_is_not_adopted(self, nonsense):
+        choices.adopt(nonsense)
+        assert choices.all_chosen() == {}
+
+    def test_of_two_processes_that_measure_the_first_is_right(self):
+        best = self.choose([])
+        place, key = "a chip", tuning._key(self.JOB.rounded())
+        assert tuning._keep(place, key, WHOLE) == list(astuple(best))
+        assert tuning._keep(place, "another", WHOLE) == list(astuple(WHOLE))
+        assert set(tuning._read(tuning._file())[place]) == {key, "another"}
+
+    def test_faults_that_are_no_lack_of_room_are_told(self, monkeypatch):
+        def bench(run, **how):
+            raise RuntimeError("an illegal memory access was encountered")
+
+        monkeypatch.setattr(tuning, "do_bench", bench)
+        with pytest.raises(RuntimeError, match="illegal memory access"):
+            self.choose([])
+
     def test_a_plan_the_chip_has_no_room_for_is_passed_over(self, monkeypatch):
         def bench(run, **how):
             plan = run()
-            if plan != plans.ANYWHERE:
+            if plan != plans.LEAST_ROOM:
                 raise RuntimeError("too many blocks in cooperative launch")
             return 1.0
 
         monkeypatch.setattr(tuning, "do_bench", bench)
-        assert self.choose([]) == plans.ANYWHERE
+        assert self.choose([]) == plans.LEAST_ROOM
 
     def test_a_chip_that_runs_none_is_told_what_to_use(self, monkeypatch):
         def bench(run, **how):
-            raise RuntimeError("no room")
+            raise RuntimeError("too many blocks in cooperative launch")
 
         monkeypatch.setattr(tuning, "do_bench", bench)
         with pytest.raises(ContractError, match=r"policy.kernel=torch"):

@@ -1,7 +1,7 @@
 """What is measured: sizes, and one set of numbers that every rival is handed."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -10,6 +10,7 @@ import torch
 from tensordict import TensorDict
 
 from holdfast.memory import make_cell
+from holdfast.memory.products import products
 from holdfast.memory.stack import Stack
 from holdfast.shapes import Bool, Float, Tensor
 
@@ -115,15 +116,9 @@ def dtype_of(precision: Precision) -> torch.dtype:
     return kinds.get(precision, torch.float32)
 
 
-@contextmanager
-def multiplying(precision: Precision) -> Iterator[None]:
+def multiplying(precision: Precision) -> AbstractContextManager[None]:
     """Let matrix products of float32 be made in tf32, or not."""
-    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
+    return products(tf32=precision == "tf32")
 
 
 def _rounded(numbers: Tensor) -> Tensor:

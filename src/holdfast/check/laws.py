@@ -18,6 +18,7 @@ from holdfast.check.subject import Subject
 from holdfast.check.subjects.find import subject_of
 from holdfast.errors import HoldfastError
 from holdfast.memory import Kernel
+from holdfast.memory.products import products
 from holdfast.policies.precision import Precision
 from holdfast.worlds import World
 
@@ -80,19 +81,16 @@ def examine(
 @contextmanager
 def _calmly() -> Iterator[None]:
     """Measure by one thread, and let float32 be float32; put back what was before."""
-    threads, matmul = torch.get_num_threads(), torch.backends.cuda.matmul
-    tf32 = torch.backends.cudnn.allow_tf32, matmul.allow_tf32
+    threads = torch.get_num_threads()
     # Small products on two busy cores can be thirty times slower than on one.
     torch.set_num_threads(1)
-    torch.backends.cudnn.allow_tf32 = matmul.allow_tf32 = False
     try:
-        with warnings.catch_warnings():
+        with products(tf32=False), warnings.catch_warnings():
             # Copies of weights lie apart: on a GPU that costs time, and nothing else.
             warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
             yield
     finally:
         torch.set_num_threads(threads)
-        torch.backends.cudnn.allow_tf32, matmul.allow_tf32 = tf32
 
 
 def _notes(bench: Bench) -> tuple[str, ...]:

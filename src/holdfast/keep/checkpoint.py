@@ -7,6 +7,8 @@ import platform
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -104,10 +106,11 @@ class Checkpoint:
 
 
 def made_with(device: torch.device) -> dict[str, Any]:
-    """List what decides the last digits of a number."""
+    """List what decides the last digits of a number; a checkpoint has the choices of kernels besides."""
     kind = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     return {
         "torch": torch.__version__,
+        "triton": version("triton") if device.type == "cuda" and find_spec("triton") else "none",
         "threads": torch.get_num_threads(),
         "device": kind,
         "machine": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",

@@ -10,6 +10,7 @@ from typing import Any
 
 from holdfast.keep.checkpoint import Checkpoint, Moment, point, write_checkpoint
 from holdfast.keep.folder import RunFolder
+from holdfast.memory.kernels import all_chosen
 
 
 class Kept:
@@ -110,7 +111,8 @@ class Kept:
         self._folder.sync()
         written = self._folder.checkpoints / f"{moment.iteration:06d}"
         try:
-            write_checkpoint(self._folder.checkpoints, moment, self._about, self._made_with)
+            made = {**self._made_with, "kernels": all_chosen()}
+            write_checkpoint(self._folder.checkpoints, moment, self._about, made)
             if self._is_best(moment):
                 self._best = moment.score
                 point(self._folder.checkpoints / "best", written.name)

@@ -3,7 +3,7 @@
 from holdfast.memory.bounds import saturation
 from holdfast.memory.bundle import Bundle
 from holdfast.memory.cell import Cell, select_rows
-from holdfast.memory.choose import CELLS, find_cell, make_cell, register_cell, use_kernel
+from holdfast.memory.choose import CELLS, find_cell, make_cell, register_cell, require_kernel, use_kernel
 from holdfast.memory.gru import GRU
 from holdfast.memory.lstm import LSTM, MemoryInit
 from holdfast.memory.minlstm import MinLSTM
@@ -26,6 +26,7 @@ __all__ = [
     "find_cell",
     "make_cell",
     "register_cell",
+    "require_kernel",
     "saturation",
     "select_rows",
     "use_kernel",

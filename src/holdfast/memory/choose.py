@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import nn
 
 from holdfast.errors import ConfigError
@@ -41,3 +42,11 @@ def use_kernel(module: nn.Module, kernel: Kernel) -> None:
         raise ConfigError("policy.kernel=triton is for LSTM and GRU, and this policy has neither; use auto.")
     for stack in stacks:
         stack.kernel = kernel
+
+
+def require_kernel(module: nn.Module, device: torch.device) -> None:
+    """Refuse a kernel that was asked for and cannot run there."""
+    for part in module.modules():
+        refused = part.refused_kernel(device) if isinstance(part, Stack) else None
+        if refused is not None:
+            raise ConfigError(f"policy.kernel=triton: {refused}")

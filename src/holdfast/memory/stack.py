@@ -14,7 +14,7 @@ from holdfast.memory.slots import Slots, plan_slots
 from holdfast.shapes import Bool, Float, Tensor
 
 Kernel = Literal["auto", "torch", "triton"]
-"""What runs a segment: torch's own call, ours in Triton, or whichever is the faster where it runs."""
+"""What runs a segment: torch's own call, ours in Triton; auto is ours on GPUs that can, torch's elsewhere."""
 
 
 class Stack(Cell):
@@ -114,23 +114,30 @@ class Stack(Cell):
     ) -> tuple[Tensor, ...]:
         """Run one layer by our own kernel; the output, then what each leaf `[B,H]` has become."""
 
+    def refused_kernel(self, device: torch.device) -> str | None:
+        """Say why a kernel that was asked for cannot run there; none: it can, or none was."""
+        refused = kernels.refusal(device, self.hidden_size) if self.kernel == "triton" else None
+        return refused and f"our kernels cannot run this memory: {refused}. Use auto."
+
     def _has_kernel(self, device: torch.device, dtype: torch.dtype) -> bool:
-        """Say whether our kernels run this; they do 32 bits and fewer, torch does the rest."""
-        if self.kernel == "torch" or dtype not in kernels.DTYPES:
+        """Say whether our kernels run this; they do 32 bits and fewer."""
+        if self.kernel == "triton":
+            refused = self.refused_kernel(device)
+            if dtype not in kernels.DTYPES:
+                refused = f"our kernels run 32 bits and fewer, not {dtype}. Use auto."
+            if refused is not None:
+                raise ContractError(f"kernel triton: {refused}")
+            return True
+        if self.kernel == "torch" or device.type == "cpu" or dtype not in kernels.DTYPES:
             return False
-        if self.kernel == "auto" and device.type == "cpu":
-            return False
-        refused = kernels.refusal(device, self.hidden_size)
-        if refused is not None and self.kernel == "triton":
-            raise ContractError(f"Our kernels cannot run this memory: {refused}. Use policy.kernel=auto.")
-        return refused is None
+        return kernels.refusal(device, self.hidden_size) is None
 
     def _in_kernel(
         self, x: Tensor, state: TensorDict, clear: Tensor, valid: Tensor | None, dtype: torch.dtype
     ) -> tuple[Tensor, TensorDict]:
         y_BTH = x[:, None] if x.dim() == 2 else x
-        code = clear.contiguous().view(torch.uint8)
-        code = code if valid is None else code | ((~valid).byte() << 1)
+        # A copy: the gradients come when the clears may have been overwritten.
+        code = clear.byte() if valid is None else clear.byte() | ((~valid).byte() << 1)
         layers = []
         for number in range(self.num_layers):
             before = [state[leaf][:, number] for leaf in self.leaves]

@@ -9,6 +9,10 @@ from importlib.util import find_spec
 
 import torch
 
+from holdfast.memory.kernels.choices import Choices, adopt, all_chosen
+
+__all__ = ["DTYPES", "Choices", "adopt", "all_chosen", "refusal"]
+
 NARROWEST, WIDEST, UNIT = 16, 512, 16
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 OLDEST = (8, 0)
@@ -32,6 +36,8 @@ def refused_on(device: torch.device) -> str | None:
 def _refused_on(device: torch.device) -> str | None:
     if find_spec("triton") is None:
         return "Triton is not installed"
+    if torch.version.hip is not None:
+        return "they are written for CUDA"
     if device.type == "cuda":
         chip = torch.cuda.get_device_capability(device)
         return None if chip >= OLDEST else f"they need compute capability {OLDEST}, this GPU has {chip}"

@@ -26,8 +26,6 @@ class Plan:
     """How far ahead weights are streamed; 0: each program's part of them stays on the chip."""
     share: int = 1
     """Programs of a split layer that work on one processor at once."""
-    together: bool = True
-    """Whether programs that split a layer wait for each other; if not, every step is a launch."""
 
 
 def lstm_forward(
@@ -114,7 +112,7 @@ class Layout:
         self.parts = _ceil(hidden, units)
         chunk = padded if self.parts == 1 else min(plan.chunk, padded)
         # One step hands nothing over; an interpreter runs one program after the other.
-        self._joined = plan.together and self.parts > 1 and self.T > 1 and x.is_cuda
+        self._joined = self.parts > 1 and self.T > 1 and x.is_cuda
         self.settings: dict[str, Any] = {
             "H": hidden, "CHUNK": chunk, "CHUNKS": _ceil(hidden, chunk),
             "STAGES": plan.stages if self.parts > 1 else 0,

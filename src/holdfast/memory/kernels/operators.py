@@ -1,5 +1,6 @@
 """The kernels as operators of torch: graphs record them, `torch.compile` calls them, gradients go through."""
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ def lstm(
     bias = bias_ih + bias_hh
     gates = torch.nn.functional.linear(x.to(dtype), weight_ih, bias.detach())
     keep = torch.is_grad_enabled() and any(each.requires_grad for each in (gates, weight_hh, bias, h, c))
-    told = _lstm(gates, weight_hh, bias, h.contiguous(), c.contiguous(), code, keep, _precision())
+    told = _lstm(gates, weight_hh, bias, h.contiguous(), c.contiguous(), code, keep, _precision(dtype))
     return told[0], told[1], told[2]
 
 
@@ -48,19 +49,24 @@ def gru(
     bias = bias_ih + torch.cat([both, torch.zeros_like(own)])
     gates = torch.nn.functional.linear(x.to(dtype), weight_ih, bias.detach())
     keep = torch.is_grad_enabled() and any(each.requires_grad for each in (gates, weight_hh, bias, own, h))
-    told = _gru(gates, weight_hh, bias, own, h.contiguous(), code, keep, _precision())
+    told = _gru(gates, weight_hh, bias, own, h.contiguous(), code, keep, _precision(dtype))
     return told[0], told[1]
 
 
-def _precision() -> str:
+def _precision(dtype: torch.dtype) -> str:
     """Whether float32 products may be rounded to tf32, as torch's own recurrent layers ask."""
-    return "tf32" if torch.backends.cudnn.allow_tf32 else "tf32x3"
+    cudnn: Any = torch.backends.cudnn
+    exact = dtype == torch.float32 and cudnn.rnn.fp32_precision != "tf32"
+    return "tf32x3" if exact else "tf32"
+
+
+def _beside(tensor: Tensor) -> AbstractContextManager[Any]:
+    """Launch where a tensor lies: Triton asks which GPU is the current one."""
+    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
 
 
 def _job(kernel: str, x: Tensor, w: Tensor, precision: str, keep: bool = True) -> Job:
     B, T = x.shape[:2]
-    # Only float32 has a choice.
-    precision = precision if w.dtype == torch.float32 else "tf32"
     return Job(kernel, w.shape[1], B, T == 1, w.dtype, precision, keep)
 
 
@@ -71,7 +77,8 @@ def _lstm(
     def run(plan: Plan) -> tuple[Tensor, ...]:
         return launch.lstm_forward(x, w, h, c, code, keep=keep, precision=precision, plan=plan)
 
-    return _own(run(choose(_job("lstm_forward", x, w, precision, keep), x.device, run)), 3, keep)
+    with _beside(x):
+        return _own(run(choose(_job("lstm_forward", x, w, precision, keep), x.device, run)), 3, keep)
 
 
 @_lstm.register_fake
@@ -93,7 +100,8 @@ def _lstm_backward(
             w, c, code, cells, gates, dy, dh, dc, entry=entry, precision=precision, plan=plan
         )
 
-    return run(choose(_job("lstm_backward", gates, w, precision), w.device, run))
+    with _beside(w):
+        return run(choose(_job("lstm_backward", gates, w, precision), w.device, run))
 
 
 @_lstm_backward.register_fake
@@ -112,7 +120,8 @@ def _gru(
     def run(plan: Plan) -> tuple[Tensor, ...]:
         return launch.gru_forward(x, w, own, h, code, keep=keep, precision=precision, plan=plan)
 
-    return _own(run(choose(_job("gru_forward", x, w, precision, keep), x.device, run)), 2, keep)
+    with _beside(x):
+        return _own(run(choose(_job("gru_forward", x, w, precision, keep), x.device, run)), 2, keep)
 
 
 @_gru.register_fake
@@ -133,7 +142,8 @@ def _gru_backward(
             w, h, code, entered, gates, dy, dh, entry=entry, precision=precision, plan=plan
         )
 
-    return run(choose(_job("gru_backward", gates, w, precision), w.device, run))
+    with _beside(w):
+        return run(choose(_job("gru_backward", gates, w, precision), w.device, run))
 
 
 @_gru_backward.register_fake

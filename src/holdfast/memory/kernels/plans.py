@@ -1,4 +1,4 @@
-"""Which plans are worth trying for a layer: few, the likeliest first, and the last one runs anywhere."""
+"""Which plans are worth trying for a layer: few, the likeliest first, the one that needs least room last."""
 
 from typing import NamedTuple
 
@@ -8,7 +8,7 @@ from holdfast.memory.kernels.launch import Plan
 
 WIDEST_WHOLE = 128
 """Beyond this a layer's weights do not fit beside one program's work, even in 16 bits."""
-ANYWHERE = Plan(rows=32, units=32, warps=4, chunk=32, stages=2)
+LEAST_ROOM = Plan(rows=32, units=32, warps=4, chunk=32, stages=2)
 
 
 class Job(NamedTuple):
@@ -36,7 +36,7 @@ def candidates(job: Job, processors: int) -> list[Plan]:
         plans = _whole(job, processors)
     else:
         plans = _split(job, processors)
-    return [*plans, ANYWHERE]
+    return [*plans, LEAST_ROOM]
 
 
 def _whole(job: Job, processors: int) -> list[Plan]:
@@ -68,7 +68,7 @@ def _split(job: Job, processors: int) -> list[Plan]:
 def _in_float32(job: Job, processors: int) -> list[Plan]:
     plans = [Plan(16, 64, 4)] if job.hidden <= 64 else []
     kept = Plan(16, 32, 4, chunk=64)
-    if job.hidden <= 256 and _programs(job, kept) <= 2 * processors:
+    if job.hidden <= 128 and _programs(job, kept) <= 2 * processors:
         plans.append(kept)
     return [*plans, Plan(32, 32, 4, chunk=32, stages=3), Plan(64, 32, 4, chunk=32, stages=3)]
 

@@ -1,8 +1,6 @@
-"""Choosing a plan by measuring, once for each kind of job; choices are kept in a file for later runs.
+"""Choosing a plan by measuring, once for each kind of job; choices are kept in a file for later runs."""
 
-A run that is resumed must choose as it did before: other plans round otherwise.
-"""
-
+import fcntl
 import hashlib
 import json
 import os
@@ -19,31 +17,31 @@ import triton
 from triton.testing import do_bench
 
 from holdfast.errors import ContractError
+from holdfast.memory.kernels.choices import Choices, adopt, chosen
 from holdfast.memory.kernels.launch import Plan, processors_of
-from holdfast.memory.kernels.plans import Job, candidates
+from holdfast.memory.kernels.plans import LEAST_ROOM, Job, candidates
 
 Launch = Callable[[Plan], Any]
 
-_chosen: dict[tuple[str, Job], Plan] = {}
-
 
 def choose(job: Job, device: torch.device, launch: Launch) -> Plan:
-    """Choose the fastest plan for a job; without a GPU, or while one records a graph, the likeliest."""
+    """Choose the fastest plan for a job, as this process, the run it resumes, or an earlier one found it.
+
+    While a graph is recorded nothing can be timed: the plan that needs least room is used, once.
+    """
     job = job.rounded()
     if device.type == "cpu":
         return candidates(job, 1)[0]
-    place = _signature(device)
-    plan = _chosen.get((place, job))
-    if plan is None:
-        plan = _kept().get(place, {}).get(_key(job))
-        if plan is None and torch.cuda.is_current_stream_capturing():
-            # Nothing can be timed now; a later call measures.
-            return candidates(job, processors_of(device))[0]
-        if plan is None:
-            plan = _measure(job, device, launch)
-            _keep(place, job, plan)
-        _chosen[place, job] = plan
-    return plan
+    place, key = _signature(device), _key(job)
+    numbers = chosen(place, key)
+    if numbers is None:
+        numbers = _read(_file()).get(place, {}).get(key)
+        if numbers is None and torch.cuda.is_current_stream_capturing():
+            return LEAST_ROOM
+        if numbers is None:
+            numbers = _keep(place, key, _measure(job, device, launch))
+        adopt({place: {key: numbers}})
+    return Plan(*numbers)
 
 
 def _measure(job: Job, device: torch.device, launch: Launch) -> Plan:
@@ -51,7 +49,9 @@ def _measure(job: Job, device: torch.device, launch: Launch) -> Plan:
     times = {plan: _time(launch, plan) for plan in candidates(job, processors_of(device))}
     found = {plan: seconds for plan, seconds in times.items() if seconds is not None}
     if not found:
-        raise ContractError(f"None of our kernels runs {_key(job)} on this GPU; use policy.kernel=torch.")
+        raise ContractError(
+            f"This GPU has no room to run {_key(job)} by our kernels; use policy.kernel=torch."
+        )
     return min(found, key=found.__getitem__)
 
 
@@ -60,40 +60,37 @@ def _time(launch: Launch, plan: Plan) -> float | None:
     try:
         # A median is one number, though others are lists of them.
         return cast("float", do_bench(lambda: launch(plan), warmup=5, rep=20, return_mode="median"))
-    except (triton.OutOfResources, triton.CompilationError, RuntimeError) as error:
-        if "out of memory" in str(error):
-            raise
+    except (triton.OutOfResources, torch.OutOfMemoryError):
         return None
+    except RuntimeError as error:
+        if "cooperative launch" in str(error):
+            return None
+        raise
 
 
-def _keep(place: str, job: Job, plan: Plan) -> None:
-    """Write a choice beside those that other runs have written meanwhile."""
-    file = _file()
+def _keep(place: str, key: str, plan: Plan) -> list[Any]:
+    """Write a choice beside those of other processes; who was first is right."""
+    file, numbers = _file(), list(astuple(plan))
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        told = _read(file)
-        told.setdefault(place, {})[_key(job)] = list(astuple(plan))
-        aside = file.with_suffix(f".{os.getpid()}")
-        aside.write_text(json.dumps(told, indent=1))
-        aside.replace(file)
+        with (file.parent / "kernels.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            told = _read(file)
+            numbers = told.setdefault(place, {}).setdefault(key, numbers)
+            aside = file.with_suffix(".part")
+            aside.write_text(json.dumps(told, indent=1))
+            aside.replace(file)
     except OSError as error:
         warn(f"{file} cannot be written ({error}): the next run measures its kernels again.", stacklevel=2)
+    return numbers
 
 
-@cache
-def _kept() -> dict[str, dict[str, Plan]]:
-    """Read what was chosen before this process began."""
-    return {place: {job: Plan(*plan) for job, plan in told.items()} for place, told in _read(_file()).items()}
-
-
-def _read(file: Path) -> dict[str, dict[str, list[Any]]]:
+def _read(file: Path) -> Choices:
     try:
         told = json.loads(file.read_text())
         for choices in told.values():
             for plan in choices.values():
                 Plan(*plan)
-    except FileNotFoundError:
-        return {}
     except (OSError, ValueError, TypeError, AttributeError):
         # Choices can be measured anew.
         return {}
