@@ -249,8 +249,8 @@ def test_the_usual_sizes_are_those_of_the_device():
 
     on_gpu = [(H, B) for H in (128, 256) for B in (256, 1024, 4096)] + [(512, 256), (512, 1024)]
     assert sizes("cuda") == on_gpu
-    assert sizes("cpu") == [(128, 32), (128, 256), (128, 1024)]
-    assert sizes("cpu", hidden=[16]) == [(16, 32), (16, 256), (16, 1024)]
+    assert sizes("cpu") == [(128, 32), (128, 64), (128, 256), (128, 1024)]
+    assert sizes("cpu", hidden=[16]) == [(16, 32), (16, 64), (16, 256), (16, 1024)]
     assert sizes("cuda", batch=[7]) == [(128, 7), (256, 7), (512, 7)]
     assert sizes("cpu", hidden=[16, 32], batch=[7]) == [(16, 7), (32, 7)]
 

@@ -1,5 +1,6 @@
 """`holdfast bench memory`, small."""
 
+import io
 import json
 import os
 import signal
@@ -8,13 +9,29 @@ import sys
 
 import pytest
 import torch
+from rich.console import Console
 
-from holdfast.bench import processes
+from holdfast.bench import Case, Measured, Outcome, processes
 from holdfast.bench.processes import combined
+from holdfast.bench.timing import Times
 from holdfast.cli import bench, main
 from holdfast.errors import ContractError
+from holdfast.report.speed import speed_table
 
-TINY = ["bench", "memory", "--device", "cpu", "--hidden", "8", "--batch", "4,6", "--steps", "5", "--quick"]
+TINY = [
+    "bench",
+    "memory",
+    "--device",
+    "cpu",
+    "--hidden",
+    "8",
+    "--batch",
+    "4,6",
+    "--steps",
+    "5",
+    "--rounds",
+    "5",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -31,11 +48,12 @@ def test_it_tells_each_case_as_it_comes_and_all_in_a_table(capsys, tmp_path):
     first, *lines = said.err.splitlines()
     assert "8 cases" in first
     assert len(lines) == 8 * 3
-    assert lines[0].startswith("lstm H=8 B=4 T=5 0 starts: holdfast · float32 · ")
+    assert lines[0].startswith("lstm H=8 B=4 T=5 0 % starts: holdfast · float32 · ")
     assert all("ms (cpu)" in line and "of dense" in line and "errors" in line for line in lines)
     header, *rows = said.out.splitlines()
     assert header.split()[:5] == ["case", "rival", "in", "ms", "timed"]
     assert sum(" ✓" in row for row in rows) == 24
+    assert "float16" not in said.out, "there is none on a CPU"
     told = json.loads(file.read_text())
     assert {"date", "device", "versions", "threads", "good", "cases"} == set(told)
     assert told["versions"]["torch"] == torch.__version__
@@ -101,7 +119,72 @@ def test_some_rivals_alone_and_quickly_the_first_of_the_usual_sizes(capsys, monk
     assert left_out == "blank steps is left out: on a CPU it is what holdfast is."
     assert first.endswith("1 case")
     assert (list(how.rivals), how.rounds) == (["blank steps", "dense"], 5)
-    assert (case.cell, case.hidden, case.batch, case.steps, case.starts) == ("lstm", 128, 32, 64, 0.0)
+    assert (case.cell, case.hidden, case.batch, case.steps, case.starts) == ("lstm", 128, 32, 64, 0.02)
+
+
+def test_quickly_only_the_first_of_each_list_is_measured(monkeypatch):
+    asked = []
+    monkeypatch.setattr(bench, "measure", lambda how, case: asked.append(case) or Outcome(case, [], []))
+    lists = [
+        "--cell",
+        "gru,lstm",
+        "--hidden",
+        "8,16",
+        "--batch",
+        "4,6",
+        "--steps",
+        "5,7",
+        "--starts",
+        "0.5,0",
+    ]
+    main(["bench", "memory", "--device", "cpu", "--quick", *lists])
+    assert asked == [Case("gru", 8, 4, 5, 1, 0.5)]
+
+
+def test_help_names_what_is_usual_on_either_device(capsys):
+    with pytest.raises(SystemExit):
+        main(["bench", "--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    assert "(128; on a GPU 128,256,512)" in told
+    assert "(32,64,256,1024; on a GPU 256,1024,4096," in told
+    assert "(0,0.02,0.1; on a GPU 0.02)" in told
+    assert "replaces that list alone" in told
+    assert "on a CPU there is float32 alone" in told
+    assert "after every case or process" in told
+
+
+@pytest.mark.parametrize(
+    ("on_gpu", "width"), [(False, 80), (False, 100), (True, 80), (True, 120), (True, 200)]
+)
+def test_a_narrow_table_keeps_ratios_errors_and_marks(on_gpu, width):
+    case = Case("lstm", 128, 1024, starts=0.02)
+    one = Measured(
+        name="step by step",
+        precision="bfloat16",
+        ours=False,
+        clears=True,
+        how="graph",
+        why_eager="",
+        times=Times([1015.4, 1020.0, 1123.0]),
+        of_dense=1.25,
+        faster=1.75 if on_gpu else None,
+        output_error=3e-4,
+        gradient_error=0.5,
+        dense_gradient_error=0.0,
+        at_huge="ok",
+        first_seconds=7.5,
+    )
+    out = Console(width=width, file=io.StringIO(), emoji=False)
+    out.print(speed_table([Outcome(case, [one], [])], width))
+    said = out.file.getvalue()
+    header = said.splitlines()[0]
+    assert all(len(line.rstrip()) <= width for line in said.splitlines())
+    assert "…" not in said
+    for told in ("step by step", "bfloat16", "1,020", "1.25", "3e-04", "5e-01", "✗", "B=1024"):
+        assert told in said
+    assert ("x float16" in header) is (on_gpu and width > 80)
+    assert ("first" in header and "1e4" in header and "timed" in header) is (width == 200)
+    assert ("2 % starts" in said and "1,020 [1,015 - 1,123]" in said) or width < 200
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,8 @@ def in_processes(
                 kind = ConfigError if ended.returncode == WRONG_CALL else ContractError
                 raise kind(
                     f"Process {each + 1} of {number} ended with {ended.returncode} after "
-                    f"{len(run['cases'])} of {cases} cases; it is not counted. Without --processes one sees where it ends."
+                    f"{len(run['cases'])} of {cases} cases; it is not counted. "
+                    "Without --processes one sees where it ends."
                 )
             yield run
 

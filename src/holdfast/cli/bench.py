@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 
 from holdfast.bench import CELLS, PRECISIONS, RIVALS, Bench, Outcome, Precision, measure
-from holdfast.bench.cases import Case, cases_of
+from holdfast.bench.cases import ON_CPU, TARGETS, Case, Sizes, cases_of
 from holdfast.bench.processes import combined, in_processes
 from holdfast.bench.rivals import ON_GPU_ONLY
 from holdfast.bench.where import name_of, versions
@@ -21,11 +21,13 @@ from holdfast.cli.allocator import keep_freed_memory
 from holdfast.cli.parser import Parser, count
 from holdfast.config import Config
 from holdfast.errors import ConfigError, did_you_mean
-from holdfast.report.speed import MEANING, lines_of, processes_table, speed_table
+from holdfast.report.speed import lines_of, meaning, processes_table, speed_table
 
 WHAT = "memory"
 ROUNDS = {"cpu": 15, "cuda": 40}
 QUICK = 5
+SHARE, STARTS = 0.02, (0.0, 0.02, 0.1)
+"""Shares of steps that are starts: on a GPU, where they cost nothing, and on a CPU."""
 WIDE = 170
 """Columns of a table that goes into a file."""
 
@@ -67,8 +69,8 @@ def _end(outcomes: Sequence[Outcome], out: Console) -> int:
     good = all(outcome.good for outcome in outcomes)
     if good and not any(outcome.measured for outcome in outcomes):
         raise ConfigError("Nothing could be measured, for the reasons above; ask for others: --rivals dense.")
-    out.print(speed_table(outcomes))
-    out.print(MEANING, markup=False)
+    out.print(speed_table(outcomes, out.width))
+    out.print(meaning(outcomes), markup=False)
     return 0 if good else 1
 
 
@@ -127,6 +129,7 @@ def _absent(given: argparse.Namespace, device: torch.device) -> list[str]:
 
 def _cases(given: argparse.Namespace, device: torch.device) -> list[Case]:
     on_gpu = device.type == "cuda"
+    several = [SHARE] if on_gpu or given.quick else STARTS
     cases = cases_of(
         device,
         given.cell or (CELLS if on_gpu else CELLS[:1]),
@@ -134,9 +137,10 @@ def _cases(given: argparse.Namespace, device: torch.device) -> list[Case]:
         given.batch or [],
         given.steps or [64],
         given.layers,
-        given.starts or ([0.02] if on_gpu else [0.0, 0.02, 0.1]),
+        given.starts or several,
     )
-    return cases[:1] if given.quick and not (given.hidden or given.batch) else cases
+    # The first of each list.
+    return cases[:1] if given.quick else cases
 
 
 def _parser() -> Parser:
@@ -145,7 +149,7 @@ def _parser() -> Parser:
         usage="holdfast bench memory [options]",
         description="Time our memory cells forwards and backwards, with starts inside segments, against "
         "torch's dense call without them, a loop over steps and, where it is installed, TorchRL's kernel: in "
-        "one run, in turns.",
+        "one run, in turns. An option that takes a LIST replaces that list alone; all are put together.",
     )
     add = parser.add_argument
     add("what", nargs="?", metavar=WHAT, help="what to measure")
@@ -155,7 +159,8 @@ def _parser() -> Parser:
         "--precision",
         type=_each(_one_of(PRECISIONS)),
         metavar="LIST",
-        help=f"some of {','.join(PRECISIONS)} (bfloat16 on a GPU, where dense is measured in float16 too)",
+        help=f"some of {','.join(PRECISIONS)} (bfloat16 on a GPU, where dense is measured in float16 too; "
+        "on a CPU there is float32 alone)",
     )
     _add_sizes(parser)
     add(
@@ -170,7 +175,7 @@ def _parser() -> Parser:
         metavar="N",
         help=f"how often each is timed ({ROUNDS['cpu']}, on a GPU {ROUNDS['cuda']})",
     )
-    add("--quick", action="store_true", help=f"{QUICK} rounds, and of the usual sizes the first")
+    add("--quick", action="store_true", help=f"{QUICK} rounds, and the first of each list; {SHARE} starts")
     add("--processes", type=count, metavar="N", help="measure it all in so many fresh processes")
     add("--json", metavar="FILE", help="write all figures to this file, after every case or process")
     return parser
@@ -178,13 +183,36 @@ def _parser() -> Parser:
 
 def _add_sizes(parser: Parser) -> None:
     add = parser.add_argument
-    add("--hidden", type=_each(count), metavar="LIST", help="hidden sizes, such as 128,256")
-    add("--batch", type=_each(count), metavar="LIST", help="rows, such as 256,1024")
+    add(
+        "--hidden",
+        type=_each(count),
+        metavar="LIST",
+        help=f"hidden sizes ({_hidden(ON_CPU)}; on a GPU {_hidden(TARGETS)})",
+    )
+    add(
+        "--batch",
+        type=_each(count),
+        metavar="LIST",
+        help=f"rows of a segment ({_rows(ON_CPU)}; on a GPU {_rows(TARGETS)}, the largest not with the "
+        "largest hidden size unless one of the two is given)",
+    )
     add("--steps", type=_each(count), metavar="LIST", help="steps of a row (64)")
     add("--layers", type=count, default=1, metavar="N", help="layers (1)")
     add(
-        "--starts", type=_each(_share), metavar="LIST", help="shares of steps that are starts, such as 0,0.02"
+        "--starts",
+        type=_each(_share),
+        metavar="LIST",
+        help=f"shares of steps that are starts ({','.join(f'{share:g}' for share in STARTS)}; "
+        f"on a GPU {SHARE})",
     )
+
+
+def _hidden(usual: Sizes) -> str:
+    return ",".join(str(hidden) for hidden, _ in usual)
+
+
+def _rows(usual: Sizes) -> str:
+    return ",".join(str(rows) for rows in sorted({rows for _, each in usual for rows in each}))
 
 
 def _each(read: Callable[[str], Any]) -> Callable[[str], list[Any]]:
