@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from holdfast.bench import Bench, Case, judge, measure, memory, rivals
 from holdfast.bench.cases import HUGE, cases_of, draw, dtype_of, multiplying
 from holdfast.bench.judge import Said, answers, errors_of, fate_of, truth_of
+from holdfast.bench.timing import Ready
 from holdfast.errors import ContractError
 from holdfast.report.speed import lines_of
 
@@ -83,6 +84,34 @@ def test_errors_are_relative_to_the_largest_entry_of_each_tensor():
     output, gradient = errors_of(said(y=float("nan"), x_grad=float("nan"), weight_grad=9.0), said())
     assert output != output
     assert gradient != gradient
+
+
+def test_where_the_reference_is_zero_throughout_only_zero_is_right():
+    none = Said(torch.zeros(1, 1, 2), torch.zeros(1, 1, 2), (torch.zeros(2),))
+    assert errors_of(none, none) == (0.0, 0.0)
+    assert errors_of(said(), none) == (float("inf"), float("inf"))
+    output, gradient = errors_of(said(y=float("nan")), none)
+    assert output != output
+    assert gradient == float("inf")
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_steps_that_are_all_starts_are_judged(cell):
+    outcome = measure(bench_of("holdfast", "dense", "step by step"), Case(cell, 8, 5, 9, starts=1.0))
+    assert outcome.good
+    assert all(each.right for each in outcome.measured)
+
+
+def test_the_call_that_is_timed_is_the_one_that_is_judged(monkeypatch):
+    def recorded_wrong(run, device, *, records):
+        y, *grads = run()
+        return Ready(lambda: (1.1 * y, *grads), "graph", 0.0)
+
+    monkeypatch.setattr(memory, "prepare", recorded_wrong)
+    outcome = measure(bench_of("holdfast", "dense"), SMALL)
+    assert [each.right for each in outcome.measured] == [False, False]
+    assert all(0.05 < each.output_error < 0.11 for each in outcome.measured)
+    assert not outcome.good
 
 
 @pytest.mark.parametrize("where", ["y", "x_grad", "weight_grad"])
@@ -220,8 +249,8 @@ def test_the_usual_sizes_are_those_of_the_device():
 
     on_gpu = [(H, B) for H in (128, 256) for B in (256, 1024, 4096)] + [(512, 256), (512, 1024)]
     assert sizes("cuda") == on_gpu
-    assert sizes("cpu") == [(128, 32), (128, 256), (128, 1024)]
-    assert sizes("cpu", hidden=[16]) == [(16, 32), (16, 256), (16, 1024)]
+    assert sizes("cpu") == [(128, 32), (128, 64), (128, 256), (128, 1024)]
+    assert sizes("cpu", hidden=[16]) == [(16, 32), (16, 64), (16, 256), (16, 1024)]
     assert sizes("cuda", batch=[7]) == [(128, 7), (256, 7), (512, 7)]
     assert sizes("cpu", hidden=[16, 32], batch=[7]) == [(16, 7), (32, 7)]
 

@@ -19,9 +19,10 @@ Precision = Literal["float32", "tf32", "float16", "bfloat16"]
 PRECISIONS: tuple[Precision, ...] = ("float32", "tf32", "float16", "bfloat16")
 HUGE = 1e4
 """How large inputs may be without a NaN."""
-TARGETS = ((128, (256, 1024, 4096)), (256, (256, 1024, 4096)), (512, (256, 1024)))
+Sizes = tuple[tuple[int, tuple[int, ...]], ...]
+TARGETS: Sizes = ((128, (256, 1024, 4096)), (256, (256, 1024, 4096)), (512, (256, 1024)))
 """Hidden sizes and rows that are measured on a GPU."""
-ON_CPU = ((128, (32, 256, 1024)),)
+ON_CPU: Sizes = ((128, (32, 64, 256, 1024)),)
 """Hidden sizes and rows that are measured on a CPU."""
 
 
@@ -39,7 +40,8 @@ class Case:
     def __str__(self) -> str:
         """Name it in one line."""
         layers = "" if self.layers == 1 else f" L={self.layers}"
-        return f"{self.cell} H={self.hidden} B={self.batch} T={self.steps}{layers} {self.starts:.3g} starts"
+        sizes = f"{self.cell} H={self.hidden} B={self.batch} T={self.steps}{layers}"
+        return f"{sizes} {100 * self.starts:.3g} % starts"
 
 
 def cases_of(

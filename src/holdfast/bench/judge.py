@@ -40,7 +40,12 @@ def as_read(rival: Rival, x_BTH: Float[Tensor, "B T H"]) -> Tensor:
 def answers(rival: Rival, numbers: Numbers, *, huge: bool = False) -> Said:
     """Let a rival answer once."""
     x = as_read(rival, numbers.huge_BTH if huge else numbers.x_BTH).requires_grad_()
-    y, x_grad, *weight_grads = both_ways(rival, x, as_read(rival, numbers.asked_BTH))
+    return as_said(rival, both_ways(rival, x, as_read(rival, numbers.asked_BTH)))
+
+
+def as_said(rival: Rival, told: tuple[Tensor, ...]) -> Said:
+    """Lay out what a call gave as the reference lays it out."""
+    y, x_grad, *weight_grads = told
     if rival.time_major:
         y, x_grad = y.transpose(0, 1), x_grad.transpose(0, 1)
     return Said(y, x_grad, tuple(weight_grads))
@@ -79,8 +84,9 @@ def fate_of(said: Said) -> str:
 
 @torch.no_grad()
 def _apart(one: Tensor, other: Tensor) -> Tensor:
-    # amax hands a NaN on.
-    return (one.double() - other).abs().amax() / other.abs().amax()
+    # amax hands a NaN on. Where the truth is 0 throughout, as with nothing but starts, only 0 is right.
+    off = (one.double() - other).abs().amax()
+    return torch.where(off == 0, off, off / other.abs().amax())
 
 
 def timed_call(rival: Rival, numbers: Numbers) -> "partial[tuple[Tensor, ...]]":

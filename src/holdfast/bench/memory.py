@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from holdfast.bench.cases import Case, Numbers, Precision, draw
-from holdfast.bench.judge import Said, answers, errors_of, fate_of, timed_call, truth_of
+from holdfast.bench.judge import Said, answers, as_said, errors_of, fate_of, timed_call, truth_of
 from holdfast.bench.rivals import ON_GPU_ONLY, OURS, RIVALS, Rival
 from holdfast.bench.timing import Ready, Times, interleaved, prepare
 
@@ -174,8 +174,10 @@ def _entrant(
 ) -> _Entrant:
     rival = RIVALS[name](case, numbers, precision)
     ready = prepare(timed_call(rival, numbers), bench.device, records=rival.records)
-    errors = errors_of(answers(rival, numbers), truths[rival.clears])
-    return _Entrant(rival, ready, errors, fate_of(answers(rival, numbers, huge=True)))
+    at_huge = fate_of(answers(rival, numbers, huge=True))
+    # What is timed is judged, after another call: a recording that reads freed memory finds that one's.
+    errors = errors_of(as_said(rival, ready.run()), truths[rival.clears])
+    return _Entrant(rival, ready, errors, at_huge)
 
 
 def _measured(

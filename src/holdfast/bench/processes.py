@@ -5,19 +5,26 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from holdfast.errors import ContractError
+from holdfast.errors import ConfigError, ContractError
 
-START = "import sys; from holdfast.cli import main; sys.exit(main())"
+START = (
+    "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+    "from holdfast.cli import main; sys.exit(main())"
+)
+"""A terminal's Ctrl-C reaches all at once: who started it says so, and ends it."""
+MEASURED, WRONG_CALL = (0, 1), 2
+"""Exit codes: all was measured, right or wrong; what was asked for cannot be."""
 SIZES = ("cell", "hidden", "batch", "steps", "layers", "starts")
 
 
-def in_processes(words: Sequence[str], number: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Call `holdfast bench memory` with these words so many times, and give what each has written."""
-    found = []
+def in_processes(
+    words: Sequence[str], number: int, cases: int, say: Callable[[str], None]
+) -> Iterator[dict[str, Any]]:
+    """Call `holdfast bench memory` with these words so many times; give what each has written as it ends."""
     with tempfile.TemporaryDirectory() as folder:
         for each in range(number):
             say(f"process {each + 1} of {number}")
@@ -25,12 +32,23 @@ def in_processes(words: Sequence[str], number: int, say: Callable[[str], None]) 
             command = [sys.executable, "-c", START, "bench", "memory", *words, "--json", str(file)]
             # Its lines are heard as they come; its table is not needed.
             ended = subprocess.run(command, stdout=subprocess.DEVNULL)
-            if not file.exists():
-                raise ContractError(
-                    f"Process {each + 1} ended with {ended.returncode} before it measured a case."
+            run = _written(file)
+            if ended.returncode not in MEASURED or len(run["cases"]) < cases:
+                kind = ConfigError if ended.returncode == WRONG_CALL else ContractError
+                raise kind(
+                    f"Process {each + 1} of {number} ended with {ended.returncode} after "
+                    f"{len(run['cases'])} of {cases} cases; it is not counted. "
+                    "Without --processes one sees where it ends."
                 )
-            found.append(json.loads(file.read_text()))
-    return found
+            yield run
+
+
+def _written(file: Path) -> dict[str, Any]:
+    """Read what a process wrote; one that died may have written nothing, or half of it."""
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (FileNotFoundError, json.JSONDecodeError):
+        return {"cases": []}
 
 
 def combined(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -137,8 +137,12 @@ RIVALS: dict[str, Make] = {
     "torchrl": torchrl,
     "step by step": step_by_step,
 }
-ON_GPU_ONLY = ("triton", "blank steps", "torchrl")
-"""On a CPU blank steps are what `holdfast` is, and no kernel of Triton runs there."""
+ON_GPU_ONLY = {
+    "triton": "its kernels run on a GPU.",
+    "blank steps": "on a CPU it is what holdfast is.",
+    "torchrl": "its kernel runs on a GPU.",
+}
+"""Who is not measured on a CPU, and why."""
 
 
 def _ours(
