@@ -16,14 +16,14 @@ if {keeps}:
     assert keep_freed_memory()
 torch.ones(1 << 25)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(5):
+for _ in range(20):
     torch.ones(1 << 25)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
 def faults(keeps):
-    """How many pages a process had to ask for, that needs 128 MiB five times over."""
+    """How many pages a process had to ask for, that needs 128 MiB twenty times over."""
     mine = {key: value for key, value in os.environ.items() if not key.startswith(("MALLOC_", "GLIBC_"))}
     command = [sys.executable, "-c", PROGRAM.format(keeps=keeps)]
     return int(subprocess.run(command, env=mine, capture_output=True, text=True, check=True).stdout)
@@ -33,7 +33,8 @@ def faults(keeps):
 def test_what_was_freed_is_used_again():
     # In a process of its own: a setting of the whole process.
     given_back, kept = faults(keeps=False), faults(keeps=True)
-    assert 10 * kept < given_back
+    # Another place may be needed once or twice, but not every time.
+    assert 5 * kept < given_back
 
 
 @pytest.mark.parametrize("name", ["MALLOC_TRIM_THRESHOLD_", "MALLOC_ARENA_MAX", "GLIBC_TUNABLES"])

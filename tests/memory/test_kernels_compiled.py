@@ -23,7 +23,7 @@ from holdfast.memory.kernels.launch import Layout, Plan
 
 SIXTEEN = "x w y entered gates dy dgates bias".split()
 FLOATS = "h_in c_in cells h_out c_out dh_out dc_out dh_in dc_in".split()
-KINDS = {**dict.fromkeys(SIXTEEN, "*bf16"), **dict.fromkeys(FLOATS, "*fp32"), "code": "*u8", "counters": "*i32"}
+KINDS = dict.fromkeys(SIXTEEN, "*bf16") | dict.fromkeys(FLOATS, "*fp32") | {"code": "*u8", "counters": "*i32"}
 launch.processors_of = lambda device: 132
 
 def compiled(kernel, hidden, plan, **more):
