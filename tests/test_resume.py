@@ -21,6 +21,7 @@ from holdfast.cli import main
 from holdfast.experience import Collector
 from holdfast.keep import RunFolder, made_with
 from holdfast.learn import Learner
+from holdfast.memory.kernels import choices as kernels
 from holdfast.policies import Fast
 from holdfast.report import RunConsole
 from kept import TINY, apart, lines_of, run, words
@@ -254,6 +255,22 @@ def test_what_cannot_change_is_told_and_nothing_is_touched(tmp_path, capsys, wor
     assert told in said.err
     assert said.err.count("\n") == 1
     assert before == {path: path.read_bytes() for path in made.folder.rglob("*") if path.is_file()}
+
+
+def test_what_runs_the_memory_can_be_another_and_choices_of_kernels_are_adopted(tmp_path, capsys):
+    from keep.test_checkpoint import sign
+
+    made = run(tmp_path)
+    plan = {"a chip": {"a job": [16, 32, 4, 128, 0, 1]}}
+    sign(made.checkpoint, made_with={**made_with(torch.device("cpu")), "kernels": plan})
+    capsys.readouterr()
+    kernels.forget()
+    assert main(["train", "--resume", str(made.folder), "policy.kernel=torch"]) == 0
+    said = capsys.readouterr()
+    assert "changed: policy.kernel auto → torch" in said.out
+    assert "not bit-exact" not in said.out
+    assert kernels.all_chosen() == plan
+    kernels.forget()
 
 
 @pytest.mark.parametrize("form", [["--resume"], ["--resume="], ["--resume", "a", "--resume", "b"]])

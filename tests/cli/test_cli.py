@@ -1,3 +1,4 @@
+import os
 import re
 import subprocess
 import sys
@@ -355,3 +356,12 @@ def test_the_seeds_command_answers_a_bad_size_in_one_line(tmp_path):
     assert told.stderr.startswith("holdfast: trainer.minibatch_size=1000 is not a multiple of")
     assert told.stderr.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_a_reader_that_goes_away_is_no_fault_and_hears_no_traceback():
+    command = [sys.executable, "-c", "import sys; from holdfast.cli import main; sys.exit(main(['--help']))"]
+    reads, writes = os.pipe()
+    os.close(reads)
+    ended = subprocess.run(command, stdout=writes, stderr=subprocess.PIPE, text=True)
+    os.close(writes)
+    assert (ended.returncode, ended.stderr) == (141, "")

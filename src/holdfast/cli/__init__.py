@@ -1,5 +1,6 @@
 """The verbs of the command line: thin, and every error is one line that says what to type."""
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from holdfast.version import __version__
 
 __all__ = ["main"]
 
-GOOD, NOT_GOOD, WRONG_CALL = 0, 1, 2
+GOOD, NOT_GOOD, WRONG_CALL, UNHEARD = 0, 1, 2, 141
 
 VERBS = {"train": run_train, "eval": run_eval, "check": run_check, "export": run_export, "bench": run_bench}
 
@@ -33,13 +34,19 @@ HELP = """usage: holdfast VERB ...
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one verb and return the exit code: 0 good, 1 not good, 2 the call is wrong."""
+    """Run one verb and return the exit code: 0 good, 1 not good, 2 the call is wrong, 141 nobody reads it."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     # A policy or world of one's own is looked for where one stands, as `python` does.
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
-        return _dispatch(words)
+        code = _dispatch(words)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # Nobody reads any more; what Python still has to say goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return UNHEARD
     except ConfigError as error:
         print(f"holdfast: {error}", file=sys.stderr)
         return WRONG_CALL

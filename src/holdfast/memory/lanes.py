@@ -3,6 +3,9 @@
 What comes after a start knows nothing of what came before it. So every row may be cut at a start, and the
 longest head be followed by the shortest tail, whoever it is of: no other way makes the longest lane
 shorter. Rows cut near their middle have heads and tails of all lengths, which fit best.
+
+A gradient that is NaN goes through a shut gate (0 x NaN is NaN), and so to the row before it in its lane;
+the gradients of the weights are NaN then in any case.
 """
 
 from typing import NamedTuple
