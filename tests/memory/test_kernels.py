@@ -118,6 +118,52 @@ def test_kernels_in_float16_are_within_a_hundredth(kind, plan, planned):
     assert apart(*case(kind, 18, 3, 48, 2, dtype=torch.float16)) <= BOUNDS[torch.float16]
 
 
+ON_GPU = [
+    (144, 700, torch.bfloat16),
+    (512, 300, torch.bfloat16),
+    (256, 5000, torch.float16),
+    (208, 100, torch.float32),
+]
+SIZES = ON_GPU if DEVICE.type == "cuda" else [(48, 18, torch.float32)]
+
+
+@every_kind
+@pytest.mark.parametrize(("hidden", "B", "dtype"), SIZES)
+def test_every_plan_that_may_be_tried_is_right(kind, hidden, B, dtype, planned):
+    name = kind.__name__.lower()
+    jobs = [Job(f"{name}_{way}", hidden, B, False, dtype, "tf32x3") for way in ("forward", "backward")]
+    tried = {plan for job in jobs for plan in plans.candidates(job, 132)}
+    for plan in sorted(tried, key=astuple):
+        planned(plan)
+        assert apart(*case(kind, B, 3, hidden, dtype=dtype)) <= BOUNDS[dtype], plan
+
+
+@pytest.mark.skipif(DEVICE.type != "cuda", reason="CUDA graphs need a GPU")
+@every_kind
+@every_plan
+def test_a_recorded_call_reads_what_is_there_when_it_is_replayed(kind, plan, planned):
+    planned(plan)
+    cell, x, state, clear, valid = case(kind, 40, 6, 112, dtype=torch.bfloat16)
+    x.requires_grad_()
+
+    def both():
+        y, after = cell(x, state, clear, valid)
+        return [y, *after.values(), *torch.autograd.grad(y.sum(), [x, *cell.parameters()])]
+
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        both()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        recorded = both()
+    with torch.no_grad():
+        x.copy_(torch.randn_like(x))
+        clear.copy_(clear.roll(1, dims=1))
+    graph.replay()
+    assert all(a.equal(b) for a, b in zip(recorded, both(), strict=True))
+
+
 @every_kind
 @every_plan
 def test_nothing_at_all_crosses_a_clear(kind, plan, planned):
