@@ -91,7 +91,7 @@ def apart(cell, x, state, clear, valid):
     return max(sizes)
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(
     kind=st.sampled_from(KINDS),
     plan=st.sampled_from(list(PLANS.values())),
@@ -237,10 +237,9 @@ def test_a_segment_equals_its_steps(kind, plan, planned):
 
 @every_kind
 @every_plan
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_inputs_of_any_size_make_no_nan(kind, plan, planned, dtype):
+def test_inputs_of_any_size_make_no_nan(kind, plan, planned):
     planned(plan)
-    cell, x, state, clear, valid = case(kind, 9, 4, 32, dtype=dtype)
+    cell, x, state, clear, valid = case(kind, 9, 4, 32, dtype=torch.float16)
     y, after = cell((1e4 * x).requires_grad_(), state, clear, valid)
     grads = torch.autograd.grad(y.sum(), list(cell.parameters()))
     assert not any(each.isnan().any() for each in (y, *after.values(), *grads))
