@@ -17,6 +17,7 @@ def popgym_repeat_first() -> Config:
 
 def popgym_cartpole() -> Config:
     """PositionOnlyCartPoleEasy, 200 steps: best 1.0."""
-    # With 64 agents and 250 k steps four of five seeds get there, and some fall again.
+    # With 64 agents and 250 k steps four of five seeds get there, and some fall again; with 400 k one in five
+    # may be at 0.93 when it ends.
     world = GymKnobs(name="popgym:PositionOnlyCartPoleEasy", agents=128)
-    return balance(world, steps=400_000, learning_rate_end=0.0)
+    return balance(world, steps=500_000, learning_rate_end=0.0)
