@@ -1,8 +1,9 @@
-"""A world that goes wrong, at a step and in a way that its options say."""
+"""A world that goes wrong, at a step and in a way that its options say; and what a worker would leave."""
 
 import os
 import signal
 import time
+from pathlib import Path
 
 import torch
 
@@ -66,3 +67,10 @@ class Faulty(Recall):
 
 
 HOW = ("raise", "hang", "spin", "kill", "crash", "leave", "nothing", "shape", "nan")
+
+
+def named_memory(pids):
+    """What a process would leave behind if it were killed: memory that has a name."""
+    maps = [Path(f"/proc/{pid}/maps").read_text() for pid in pids]
+    assert all("memfd:holdfast" in each for each in maps)
+    return [line for each in maps for line in each.splitlines() if "/dev/shm/" in line]

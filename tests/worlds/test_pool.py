@@ -4,12 +4,12 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import psutil
 import pytest
 import torch
 
+from faulty import named_memory
 from holdfast.errors import ConfigError, ContractError
 from holdfast.experience import Collector
 from holdfast.monitor.resets import Resets
@@ -55,12 +55,7 @@ def gone(pids):
     return not any(psutil.pid_exists(pid) for pid in pids)
 
 
-def segments_in_memory():
-    return sorted(each.name for each in Path("/dev/shm").iterdir()) if Path("/dev/shm").exists() else []
-
-
 def test_workers_live_as_one_process_does_and_leave_nothing_behind():
-    before = segments_in_memory()
     whole = make_world("recall", 8, seed=3, delay=(0, 5), truncate=True)
     with pool("recall", 8, shares=2, options={"delay": (0, 5), "truncate": True}) as shared:
         assert isinstance(shared, TakesTurns)
@@ -78,8 +73,8 @@ def test_workers_live_as_one_process_does_and_leave_nothing_behind():
             shared.restore({**where, "workers": 3})
         pids = shared.pids
         assert not gone(pids)
+        assert named_memory(pids) == []
     assert gone(pids)
-    assert segments_in_memory() == before
 
 
 def test_what_is_told_stays_until_its_agents_were_answered_twice():

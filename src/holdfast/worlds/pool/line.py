@@ -42,7 +42,8 @@ class Line:
         self.pid = nursery.bear((theirs.fileno(), memory, self._last_words))
         """Its process."""
         theirs.close()
-        self._way = Connection(mine.detach())
+        self._way = Connection(os.dup(mine.fileno()))
+        mine.close()
         self._code: int | None = None
 
     def ask(self, what: str, **words: Any) -> None:
