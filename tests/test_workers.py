@@ -88,6 +88,29 @@ def test_a_run_in_workers_goes_on_bit_for_bit(tmp_path, monkeypatch):
         holdfast.train(resume=parts.folder, overrides={"trainer.num_workers": 4})
 
 
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_worker_that_is_lost_while_it_says_where_it_is_costs_no_iteration(tmp_path, monkeypatch, restart):
+    def lose(self):
+        if not lost:
+            os.kill(self.pids[1], signal.SIGKILL)
+            lost.append(1)
+        return right(self)
+
+    lost, right = [], Pool.state
+    stopping(monkeypatch, Collector, "rollout", 3, lambda: monkeypatch.setattr(Pool, "state", lose))
+    keys = {"trainer__restart_workers": restart}
+    if not restart:
+        with pytest.raises(WorkerError, match=r"Worker 1 of 2 .* was ended by SIGKILL"):
+            train(tmp_path, "x", 2, **keys)
+        assert iterations_saved(tmp_path / "x") == (3, [])
+        assert len(lines_of(tmp_path / "x")) == 3
+        assert holdfast.train(resume=tmp_path / "x").finished
+    else:
+        assert train(tmp_path, "x", 2, **keys).finished
+    assert len(lines_of(tmp_path / "x")) == 7
+    assert all(line["memory/resets"] == line["memory/resets_due"] for line in lines_of(tmp_path / "x")[:-1])
+
+
 def iterations_saved(folder):
     notes = []
     return RunFolder(folder).newest(notes.append).iteration, notes
@@ -133,7 +156,8 @@ def strike(delay, which, over):
 def require_clean(folder):
     assert workers_alive() == []
     assert "memfd:holdfast" not in Path("/proc/self/maps").read_text()
-    if folder.exists():
+    # Struck before anything was lived, nothing is there to be lost.
+    if (folder / "metrics.jsonl").exists():
         saved, notes = iterations_saved(folder)
         # Every whole iteration was kept; what was told of is what can be gone on from.
         assert saved == sum("eval/return_mean" not in line for line in lines_of(folder))

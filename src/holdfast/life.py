@@ -1,6 +1,7 @@
 """The life of a run: rollout, update, rollout; all that changes in it, and how it is put back."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -19,6 +20,7 @@ from holdfast.trainer_knobs import Trainer, scheduled_from
 from holdfast.values import due
 from holdfast.worlds import World
 from holdfast.worlds.going_on import Anew, state_of
+from holdfast.worlds.pool import WorkerError
 
 Lessons = Sequence[Lesson]
 LEARNING_RATE = "trainer.optimizer.learning_rate"
@@ -54,6 +56,8 @@ class Life:
         """How many steps somebody acted in."""
         self.episodes = 0.0
         """How many ended."""
+        self.lost: WorkerError | None = None
+        """Why the world could not say where it was."""
         trainer = config.trainer
         self._observer = Observer(policy, world.agents, trainer.monitor, total_steps=config.steps)
         self._collector = Collector(
@@ -125,9 +129,17 @@ class Life:
             copied(self._policy.state_dict()),
             copied(trainer),
             copied(memories),
-            copied(state_of(self._collector.world)),
+            copied(self._world_state()),
             score,
         )
+
+    def _world_state(self) -> dict[str, Any] | None:
+        """Say where the world is; if a worker is lost just now, what was learnt is kept all the same."""
+        try:
+            return state_of(self._collector.world)
+        except WorkerError as error:
+            self.lost = error
+            return None
 
     def restore(self, saved: Checkpoint) -> Anew | None:
         """Go on from a checkpoint; say who could not, and begins a new episode without memories."""

@@ -201,6 +201,8 @@ def _iterate(
         stage.console.show(metrics)
         judged, score = score_of(config, metrics)
         kept.saw(life.moment(score, sizes()), judged=judged)
+        if life.lost is not None:
+            raise life.lost
     require_finite_weights(stage.policy, f"after iteration {life.iteration}")
     return metrics
 

@@ -118,18 +118,30 @@ class Crew:
             try:
                 line.ask("step", **order.words)
             except LostError as lost:
-                self._lost(number, order, lost)
+                self._replace(number, self._error(number, lost, order))
 
     def end_step(self) -> list[int]:
         """Wait until all have done the oldest order; name those who were started anew instead."""
         return [number for number in range(len(self.lines)) if self._was_new(number)]
+
+    def states(self) -> list[list[dict[str, Any] | None]]:
+        """Ask where every world is; those of a worker that is started anew are nowhere yet."""
+        return [self._state(number) for number in range(len(self.lines))]
+
+    def _state(self, number: int) -> list[dict[str, Any] | None]:
+        try:
+            self.lines[number].ask("state")
+            return self.lines[number].hear()
+        except LostError as lost:
+            self._replace(number, self._error(number, lost))
+            return [None] * len(self._shares)
 
     def _was_new(self, number: int) -> bool:
         while True:
             try:
                 new_here = self.lines[number].hear()
             except LostError as lost:
-                self._lost(number, self._orders[number][0], lost)
+                self._replace(number, self._error(number, lost, self._orders[number][0]))
                 continue
             self._orders[number].popleft()
             self._new[number] = False
@@ -140,9 +152,8 @@ class Crew:
         self.one(number, "reset")
         self.one(number, "show", layout=self.layout, place=number, fresh=fresh)
 
-    def _lost(self, number: int, order: Order, lost: LostError) -> None:
+    def _replace(self, number: int, error: WorkerError) -> None:
         """Start a worker anew, if that is wanted and the last time led anywhere; else raise."""
-        error = self._error(number, lost, order)
         if not self._restart or self._new[number]:
             raise error
         self.lines[number].kill()

@@ -114,7 +114,7 @@ class Pool(Guarded):
 
     def state(self) -> dict[str, Any] | None:
         """Say where every world is; None if none of them can."""
-        pieces = self._crew.all("state")
+        pieces = self._crew.states()
         if all(piece is None for of_worker in pieces for piece in of_worker):
             return None
         sizes = {"workers": len(pieces), "shares": len(self.shares)}
