@@ -160,12 +160,31 @@ def test_a_lost_worker_is_started_anew_and_its_agents_forget(tmp_path):
         assert truncated.nonzero()[:, 0].tolist() == [0, 1, 4, 5]
         assert bool((first | ~truncated).all())
         assert resets.take()["memory/resets"] > 0
-        # What was last seen of an episode that was cut off counts by its value.
-        where, life = shared.state(), list(shared._crew.lives)
-        assert life == [1, 0]
+        where = shared.state()
+        assert where["lives"] == [1, 0]
+        # What ended it is not lived again.
+        seeds = [[piece["world"]["seed"] for piece in pieces] for pieces in where["pieces"]]
+        assert seeds[1] == [3, 3]
+        assert 3 not in seeds[0]
         again = [shared.step(acts(shared, clock)) for clock in range(8)]
         assert shared.restore(where) is None
         assert all(same(shared.step(acts(shared, clock)), again[clock]) for clock in range(8))
+
+
+@pytest.mark.parametrize("truncate", [False, True])
+def test_episodes_of_a_lost_worker_are_cut_off_where_they_were_last_seen(tmp_path, truncate):
+    marker = str(tmp_path / "marker")
+    options = {"how": "leave", "when": 4, "who": 0, "marker": marker, "truncate": truncate}
+    with pool(FAULTY, 6, workers=3, restart=True, say=lambda line: None, options=options) as shared:
+        assert shared.spec.truncates == "always"
+        told = shared.reset()
+        for clock in range(6):
+            before, told = told, shared.step(acts(shared, clock))
+            lost = torch.arange(6) < (2 if clock == 3 else 0)
+            assert told.truncated[lost].all()
+            assert (told.first & (told.reward == 0) & ~told.terminated & told.valid)[lost].all()
+            assert bool((told.last_obs == before.obs)[lost].all())
+            assert truncate or not told.truncated[~lost].any()
 
 
 def test_a_worker_that_is_lost_before_it_did_anything_is_an_error():
