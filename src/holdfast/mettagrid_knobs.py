@@ -26,11 +26,11 @@ class MettaGridKnobs(_Simulated):
 class MettaGridTMaze(_Simulated):
     """As tmaze, built of altars, in the engine of mettagrid."""
 
-    crowd: ClassVar[int] = 16
+    crowd: ClassVar[int] = 8
     name: str = Field(default="mettagrid:tmaze", description="which world")
     corridor: Count = Field(default=4, ge=1, description="cells from the start to the junction")
     limit: Count = Field(default=16, ge=1, description="steps of an episode")
-    mazes: Count = Field(default=16, ge=1, le=250, description="mazes on a map, an agent each")
+    mazes: Count = Field(default=8, ge=1, le=250, description="mazes on a map, an agent each")
     resources: Names = Field(default=(), description="further resources, which nobody has")
 
 

@@ -8,10 +8,12 @@ from holdfast.recipes.little import little, walks
 def mettagrid_tmaze() -> Config:
     """A corridor of 4 cells: 0.0 without memory, best 1.0."""
     world = MettaGridTMaze(name="mettagrid:tmaze")
-    return little(world, walks(gamma=0.95, gae_lambda=0.95), steps=120_000, horizon=32, minibatches=8)
+    ppo = walks(gamma=0.95, gae_lambda=0.95)
+    return little(world, ppo, steps=100_000, horizon=32, minibatches=8, eval_episodes=1000)
 
 
 def mettagrid_collect() -> Config:
     """24 agents on a map: best 4.0; nothing has to be remembered."""
     world = MettaGridCollect(name="mettagrid:collect")
-    return little(world, walks(gamma=0.9, gae_lambda=0.9), steps=500_000, horizon=32, minibatches=8)
+    ppo = walks(gamma=0.9, gae_lambda=0.9)
+    return little(world, ppo, steps=200_000, horizon=32, minibatches=8, eval_episodes=480)

@@ -17,7 +17,7 @@ TOKENS = 16
 """Five cells are seen, and six things may be told of an agent."""
 
 
-def tmaze(corridor: int = 4, limit: int = 16, mazes: int = 16, resources: Sequence[str] = ()) -> Game:
+def tmaze(corridor: int = 4, limit: int = 16, mazes: int = 8, resources: Sequence[str] = ()) -> Game:
     """Walk east through `corridor` cells to a junction, and into the altar that the cue told.
 
     Only the four neighbours of a cell are seen. The cue stands north of the start cell, so it is seen from
