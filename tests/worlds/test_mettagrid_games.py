@@ -53,10 +53,21 @@ def test_the_maze_pays_1_for_remembering_and_0_without(corridor):
 def test_staying_away_costs_1_and_an_altar_is_used_once():
     world = make_world("mettagrid:tmaze", agents=32, limit=12)
     assert set(returns_of(live(world, 24, lambda obs, first: torch.zeros(32).long())).tolist()) == {-1.0}
-    ways = [*[EAST] * 4, NORTH, NORTH, SOUTH, SOUTH, NORTH, 0, 0, 0]
-    clock = iter(ways)
-    returns = returns_of(live(world, 12, lambda obs, first: torch.full((32,), next(clock))))
-    assert set(returns.tolist()) == {1.0, -1.0}
+    clock = iter([*[EAST] * 4, NORTH, NORTH, SOUTH, SOUTH, NORTH, 0, 0, 0])
+    # One on each map stays at home, so that the others' episodes go on.
+    goes = torch.arange(32) % 8 != 0
+    told = live(world, 12, lambda obs, first: torch.where(goes, next(clock), 0))
+    assert told[-1].truncated.all()
+    assert set(returns_of(told)[goes].tolist()) == {1.0, -1.0}
+
+
+def test_the_maze_ends_when_everybody_on_a_map_has_chosen():
+    world = make_world("mettagrid:tmaze", agents=16, limit=12)
+    clock = iter([*[EAST] * 4, NORTH, NORTH])
+    stays = torch.arange(16) == 9
+    told = live(world, 6, lambda obs, first: torch.where(stays, 0, next(clock)))
+    assert told[5].terminated.tolist() == [True] * 8 + [False] * 8
+    assert not stacked(told, "truncated").any()
 
 
 def test_the_cue_is_seen_at_the_start_only_and_altars_look_alike():

@@ -8,8 +8,17 @@ from holdfast.recipes.little import little, walks
 def mettagrid_tmaze() -> Config:
     """A corridor of 4 cells: 0.0 without memory, best 1.0."""
     world = MettaGridTMaze(name="mettagrid:tmaze")
-    ppo = walks(gamma=0.95, gae_lambda=0.95)
-    return little(world, ppo, steps=100_000, horizon=32, minibatches=8, eval_episodes=1000)
+    # The way is found soon, and the return stays at 0 until the cue is held. With a step size of 1e-3 one of
+    # two seeds was there after 100 k steps, with 3e-3 all of five after 25 k to 50 k.
+    return little(
+        world,
+        walks(gamma=0.95, gae_lambda=0.95),
+        steps=100_000,
+        horizon=32,
+        minibatches=8,
+        learning_rate=3e-3,
+        eval_episodes=1000,
+    )
 
 
 def mettagrid_collect() -> Config:

@@ -13,6 +13,8 @@ from holdfast.worlds.mettagrid.game import Game
 
 OWN = ("debt", "ticket", "heart")
 """What agents carry: what they owe, the right to one altar, and what a good one gives."""
+USED = "altars_used"
+"""How the engine calls the number of altars that were used."""
 TOKENS = 16
 """Five cells are seen, and six things may be told of an agent."""
 
@@ -23,7 +25,8 @@ def tmaze(corridor: int = 4, limit: int = 16, mazes: int = 8, resources: Sequenc
     Only the four neighbours of a cell are seen. The cue stands north of the start cell, so it is seen from
     there only; both altars are called `altar` and look alike. An agent may use one altar once. Every agent is
     charged 1 at its first step, and the good altar pays 2: the return is 1 for it, and -1 for the other one
-    or for none within `limit` steps, after which an episode is cut off. The best return is 1.0.
+    or for none within `limit` steps, after which an episode is cut off. It ends before that when everybody on
+    the map has used one. The best return is 1.0.
 
     Without memory it is 0.0, by the argument of `tmaze` on tensors: away from the start nothing that is seen
     before an altar is used depends on the cue, so of those who use one, a share p uses the northern one,
@@ -90,6 +93,7 @@ def _config(limit: int, mazes: int, resources: list[str]) -> Any:
         game=made.GameConfig(
             num_agents=mazes,
             max_steps=limit,
+            end_episode_on_game_stats={USED: float(mazes)},
             resource_names=resources,
             protocol_details_obs=False,
             obs=engine.sees(3, TOKENS),
@@ -106,5 +110,5 @@ def _paid(hearts: int) -> Any:
     given = {"heart": hearts} if hearts else {}
     return handlers.Handler(
         filters=[handlers.actorHas({"ticket": 1})],
-        mutations=[handlers.updateActor({"ticket": -1, **given})],
+        mutations=[handlers.updateActor({"ticket": -1, **given}), handlers.logStat(USED)],
     )
