@@ -2,7 +2,7 @@
 
 import numpy as np
 import torch
-from mettagrid.config.handler_config import Handler, logStat, updateActor, withdraw
+from mettagrid.config.handler_config import Handler, logStat, withdraw
 from mettagrid.config.mettagrid_config import (
     ActionsConfig,
     AgentConfig,
@@ -27,6 +27,17 @@ from mettagrid.simulator.simulator import Buffers, Simulator
 from holdfast.worlds import draws
 
 
+def altar(tags):
+    """Three hearts for whoever uses it; the game counts them."""
+    return GridObjectConfig(
+        name="altar",
+        tags=list(tags),
+        vibe=2,
+        inventory=InventoryConfig(initial={"heart": 3}),
+        on_use_handler=Handler(mutations=[withdraw({"heart": 1}), logStat("hearts")]),
+    )
+
+
 def meadow(
     agents=3,
     size=8,
@@ -44,14 +55,6 @@ def meadow(
     noop=True,
 ):
     """Altars on a meadow, each with a heart; all that a configuration can switch may be switched."""
-    take = [withdraw({"heart": 1}), logStat("hearts")]
-    altar = GridObjectConfig(
-        name="altar",
-        tags=list(tags),
-        vibe=2,
-        inventory=InventoryConfig(initial={"heart": 3}),
-        on_use_handler=Handler(mutations=take),
-    )
     talks = ChangeVibeActionConfig(enabled=bool(vibes), vibes=list(VIBES[-vibes:] if vibes else VIBES))
     shown = GlobalObsConfig(
         episode_completion_pct=told, last_action=told, last_action_move=told, local_position=place
@@ -65,7 +68,7 @@ def meadow(
             obs=ObsConfig(width=window, height=window, num_tokens=tokens, global_obs=shown),
             actions=ActionsConfig(change_vibe=talks, noop=NoopActionConfig(enabled=noop)),
             agent=AgentConfig(rewards={"heart": reward(InventoryValue(item="heart"))}),
-            objects={"wall": WallConfig(), "altar": altar},
+            objects={"wall": WallConfig(), "altar": altar(tags)},
             end_episode_on_game_stats={"hearts": ends_at} if ends_at else {},
             map_builder=RandomMapBuilder.Config(
                 width=size, height=size, border_width=1, agents=agents, objects={"altar": 5}, seed=seed
@@ -86,13 +89,6 @@ def nested(inner_seed=None):
     config = meadow()
     inner = RandomMapBuilder.Config(width=8, height=8, agents=3, objects={"altar": 5}, seed=inner_seed)
     config.game.map_builder = MapGen.Config(instance=inner, border_width=1)
-    return config
-
-
-def pays_at_once():
-    """A heart at every step."""
-    config = meadow()
-    config.game.agent.on_tick = Handler(mutations=[updateActor({"heart": 1})])
     return config
 
 
