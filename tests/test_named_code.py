@@ -57,6 +57,7 @@ def loaders(folder):
 
 NAMING = {
     "gym:subprocess:Popen": {"world": PAYLOAD},
+    "mettagrid:stranger:game": {"world": {"name": "mettagrid:stranger:game"}},
     "gym:stranger:Env-v0": {"world": {"name": "gym:stranger:Env-v0"}},
     "stranger:World": {"world": {"name": "stranger:World"}},
     "stranger:Wrapper": {"world": {"name": "gym:CartPole-v1", "wrappers": ["stranger:Wrapper"]}},
@@ -118,6 +119,7 @@ def test_code_that_is_trusted_is_imported():
         {},
         {"world": "gym:CartPole-v1", "world.options": "{max_episode_steps: 9}"},
         {"world": "popgym:RepeatPreviousEasy"},
+        {"world": "mettagrid:tmaze", "world.resources": "ore,gem"},
         {"world": "mixture", "world.parts": "recall delay=4 + n_back + gym:CartPole-v1"},
         {"trainer.eval_worlds": "recall delay=16 + recall delay=32"},
         {"agent": "latent_attn_tiny"},

@@ -4,6 +4,7 @@ import re
 import shlex
 from typing import Annotated, Any
 
+import yaml
 from pydantic import AfterValidator, BeforeValidator, ValidationError
 
 LONGEST_DELAY = 1_000_000
@@ -78,6 +79,26 @@ def listed(value: Any) -> Any:
     if isinstance(value, str):
         return [] if optional(value) is None else [word.strip() for word in value.split(",")]
     return value
+
+
+class _Reader(yaml.SafeLoader):
+    """YAML that knows 1e3 for a number."""
+
+
+_Reader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d[\d_]*(\.\d*)?[eE][-+]?\d+"), list("-+0123456789")
+)
+
+
+def plain(value: Any) -> Any:
+    """Read a word as YAML does: numbers, switches, lists and mappings; none is nothing."""
+    if not isinstance(value, str) or optional(value) is None:
+        return optional(value)
+    try:
+        # A subclass of the safe loader.
+        return yaml.load(value, Loader=_Reader)
+    except yaml.YAMLError:
+        raise ValueError("write it as YAML, for example 8, true, [1, 2] or '{size: 5}'") from None
 
 
 def several_named(said: str, example: str) -> list[tuple[str, dict[str, str]]]:

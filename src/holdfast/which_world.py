@@ -1,19 +1,18 @@
 """Which world is meant by a name, and its knobs: one of ours, a Gymnasium one, yours, or several."""
 
 import inspect
-import re
 from functools import lru_cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import gymnasium
-import yaml
 from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError, create_model, field_validator
 
 from holdfast.errors import ConfigError, did_you_mean
 from holdfast.knobs import WORLD_KNOBS, Knobs, WorldKnobs
+from holdfast.mettagrid_knobs import METTAGRID, METTAGRID_KNOBS, MettaGridKnobs
 from holdfast.named import find_named
-from holdfast.values import Count, Names, Numbers, first_complaint, optional, several_named
+from holdfast.values import Count, Names, Numbers, first_complaint, optional, plain, several_named
 
 GYM, POPGYM, MIXTURE = "gym:", "popgym:", "mixture"
 RESERVED = ("agents", "seed", "device", "name", "crowd")
@@ -34,7 +33,7 @@ class GymKnobs(WorldKnobs):
     autoreset: Literal["auto", "same_step", "next_step", "disabled"] = Field(
         default="auto", description="when episodes restart; auto: same_step, or what a native vector does"
     )
-    options: Annotated[dict[str, Any], BeforeValidator(lambda value: _plain(value))] = Field(
+    options: Annotated[dict[str, Any], BeforeValidator(plain)] = Field(
         default={}, description="what the environment is made with, as in '{max_episode_steps: 200}'"
     )
     wrappers: Names = Field(default=(), description="package.module:Class,... around it, innermost first")
@@ -89,10 +88,12 @@ def knobs_of(name: str) -> type[WorldKnobs]:
         return MixtureKnobs
     if name.startswith((GYM, POPGYM)) and not name.endswith(":"):
         return GymKnobs
+    if name.startswith(METTAGRID) and not name.endswith(":"):
+        return METTAGRID_KNOBS.get(name, MettaGridKnobs)
     if ":" in name:
         return _knobs_of_yours(name)
     known = [*WORLD_KNOBS, MIXTURE]
-    meant = did_you_mean(name, known, f"there is {', '.join(known)}, gym:ID, popgym:NAME.")
+    meant = did_you_mean(name, known, f"there is {', '.join(known)}, gym:ID, popgym:NAME, mettagrid:NAME.")
     raise ConfigError(
         f"world.name={name}: there is no such world; {meant} Your own goes by package.module:Class."
     )
@@ -144,27 +145,7 @@ def _type_of(hint: Any) -> Any:
         return Count
     if str in kinds:
         return Annotated[hint, BeforeValidator(optional)] if NoneType in kinds else hint
-    return Annotated[Any if hint is None else hint, BeforeValidator(_plain)]
-
-
-class _Reader(yaml.SafeLoader):
-    """YAML that knows 1e3 for a number."""
-
-
-_Reader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d[\d_]*(\.\d*)?[eE][-+]?\d+"), list("-+0123456789")
-)
-
-
-def _plain(value: Any) -> Any:
-    """Read a word as YAML does: numbers, switches, lists and mappings; none is nothing."""
-    if not isinstance(value, str) or optional(value) is None:
-        return optional(value)
-    try:
-        # A subclass of the safe loader.
-        return yaml.load(value, Loader=_Reader)
-    except yaml.YAMLError:
-        raise ValueError("write it as YAML, for example 8, true, [1, 2] or '{size: 5}'") from None
+    return Annotated[Any if hint is None else hint, BeforeValidator(plain)]
 
 
 def _written(knobs: WorldKnobs, key: str, value: Any) -> str:

@@ -4,11 +4,13 @@ from collections.abc import Callable
 
 from holdfast.config import Config
 from holdfast.errors import ConfigError, did_you_mean
+from holdfast.mettagrid_knobs import METTAGRID_KNOBS
 from holdfast.recipes.arena import arena
 from holdfast.recipes.balance import cartpole, general
 from holdfast.recipes.constant import constant
 from holdfast.recipes.forage import forage
 from holdfast.recipes.key_value import key_value
+from holdfast.recipes.mettagrid import mettagrid_collect, mettagrid_tmaze
 from holdfast.recipes.n_back import n_back
 from holdfast.recipes.parity import parity
 from holdfast.recipes.popgym import popgym_cartpole, popgym_repeat_first
@@ -34,8 +36,10 @@ RECIPES: dict[str, Callable[[], Config]] = {
     "cartpole": cartpole,
     "popgym_repeat_first": popgym_repeat_first,
     "popgym_cartpole": popgym_cartpole,
+    "mettagrid_tmaze": mettagrid_tmaze,
+    "mettagrid_collect": mettagrid_collect,
 }
-"""One for each world on tensors, by its name; and some of Gymnasium's."""
+"""One for each world on tensors, by its name; some of Gymnasium's, and of mettagrid's."""
 DEFAULT = "recall"
 ELSEWHERE = "general"
 """Where to begin in worlds that nobody has tuned anything for."""
@@ -45,6 +49,8 @@ def recipe_for(world: str | None) -> str:
     """Say which recipe is meant where none is named: that of the world, if it has one."""
     if world in RECIPES:
         return world
+    if world in METTAGRID_KNOBS:
+        return world.replace(":", "_")
     return ELSEWHERE if world is not None and ":" in world else DEFAULT
 
 

@@ -15,6 +15,7 @@ def little(
     horizon: int = 16,
     segments: int = 1,
     minibatches: int = 4,
+    learning_rate: float = 1e-3,
     learning_rate_end: float = 1e-4,
     eval_episodes: int = 2000,
 ) -> Config:
@@ -31,7 +32,7 @@ def little(
             bptt_horizon=horizon,
             update_epochs=4,
             eval_episodes=eval_episodes,
-            optimizer=Optimizer(learning_rate=1e-3),
+            optimizer=Optimizer(learning_rate=learning_rate),
             ppo=ppo,
         ),
     )

@@ -13,6 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from holdfast.errors import ConfigError, HoldfastError, did_you_mean
 from holdfast.knobs import WorldKnobs
+from holdfast.mettagrid_knobs import METTAGRID
 from holdfast.named import find_named
 from holdfast.values import first_complaint
 from holdfast.which_world import GYM, MIXTURE, POPGYM, Part, Parts, knobs_of
@@ -22,6 +23,7 @@ from holdfast.worlds.constant import Constant
 from holdfast.worlds.forage import Forage
 from holdfast.worlds.gym import GymWorld
 from holdfast.worlds.key_value import KeyValue
+from holdfast.worlds.mettagrid import MettaGridWorld
 from holdfast.worlds.mixture import Mixture, share_out
 from holdfast.worlds.n_back import NBack
 from holdfast.worlds.parity import Parity
@@ -49,9 +51,9 @@ WORLDS: dict[str, Callable[..., World]] = {
 def make_world(name: str, agents: int = 64, **options: Any) -> World:
     """Build a world by its name: `make_world("recall", agents=64, delay=8, cues=4)`.
 
-    Besides those in `WORLDS` there are `gym:ID` and `popgym:NAME`, a class or function of your own by
-    `package.module:Name`, and `mixture` with `parts="recall weight=3 + n_back back=3"`. Every world takes
-    `seed` and `device`.
+    Besides those in `WORLDS` there are `gym:ID`, `popgym:NAME` and `mettagrid:NAME`, a class or function of
+    your own by `package.module:Name`, and `mixture` with `parts="recall weight=3 + n_back back=3"`. Every
+    world takes `seed` and `device`.
     """
     if name in WORLDS:
         return _made(WORLDS[name], name, agents, options)
@@ -61,6 +63,8 @@ def make_world(name: str, agents: int = 64, **options: Any) -> World:
         return _made(GymWorld, name, agents, {"env": name.removeprefix(GYM), **options})
     if name.startswith(POPGYM):
         return _made(GymWorld, name, agents, {"env": _popgym_id(name.removeprefix(POPGYM)), **options})
+    if name.startswith(METTAGRID):
+        return _simulated(name, agents, options)
     # Refuses names that mean nothing.
     knobs_of(name)
     kind = find_named(name, "world.name=")
@@ -86,6 +90,14 @@ def _made(kind: Callable[..., World], name: str, agents: int, options: dict[str,
             meant = did_you_mean(key, known, f"it has {', '.join(known)}.")
             raise ConfigError(f"The world {name!r} has no option {key!r}; {meant}")
     return kind(agents, **options)
+
+
+def _simulated(name: str, agents: int, options: dict[str, Any]) -> World:
+    """Make a world of mettagrid: what is no option of every one of them is one of its game."""
+    own = [key for key in inspect.signature(MettaGridWorld).parameters if key not in ("agents", "env")]
+    asked = {**options.get("options", {}), **{key: options[key] for key in options if key not in own}}
+    given = {key: options[key] for key in options if key in own and key != "options"}
+    return MettaGridWorld(agents, env=name.removeprefix(METTAGRID), options=asked, **given)
 
 
 def _yours(kind: Callable[..., Any], name: str, agents: int, options: dict[str, Any]) -> World:
