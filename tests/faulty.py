@@ -53,7 +53,7 @@ class Faulty(Recall):
     def _leave(self):
         os._exit(3)
 
-    def _nothing(self):
+    def _garble(self):
         return "garbage"
 
     def _shape(self):
@@ -66,7 +66,7 @@ class Faulty(Recall):
         return step
 
 
-HOW = ("raise", "hang", "spin", "kill", "crash", "leave", "nothing", "shape", "nan")
+HOW = ("raise", "hang", "spin", "kill", "crash", "leave", "garble", "shape", "nan")
 
 
 def named_memory(pids):

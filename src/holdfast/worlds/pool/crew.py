@@ -118,7 +118,8 @@ class Crew:
             try:
                 line.ask("step", **order.words)
             except LostError as lost:
-                self._replace(number, self._error(number, lost, order))
+                # It was lost in what it was told to do first.
+                self._replace(number, self._error(number, lost, self._orders[number][0]))
 
     def end_step(self) -> list[int]:
         """Wait until all have done the oldest order; name those who were started anew instead."""
