@@ -15,10 +15,11 @@ from holdfast.errors import ConfigError, HoldfastError, did_you_mean
 from holdfast.knobs import WorldKnobs
 from holdfast.named import find_named
 from holdfast.values import first_complaint
-from holdfast.which_world import GYM, MIXTURE, PETTINGZOO, POPGYM, Part, Parts, knobs_of
+from holdfast.which_world import ENVPOOL, GYM, MIXTURE, PETTINGZOO, POPGYM, Part, Parts, knobs_of
 from holdfast.worlds import draws
 from holdfast.worlds.arena import Arena
 from holdfast.worlds.constant import Constant
+from holdfast.worlds.envpool import envpool_world
 from holdfast.worlds.forage import Forage
 from holdfast.worlds.gym import GymWorld
 from holdfast.worlds.key_value import KeyValue
@@ -64,6 +65,8 @@ def make_world(name: str, agents: int = 64, **options: Any) -> World:
         return _made(GymWorld, name, agents, {"env": _popgym_id(name.removeprefix(POPGYM)), **options})
     if name.startswith(PETTINGZOO):
         return _made(PettingZooWorld, name, agents, {"env": name.removeprefix(PETTINGZOO), **options})
+    if name.startswith(ENVPOOL):
+        return _made(envpool_world, name, agents, {"env": name.removeprefix(ENVPOOL), **options})
     # Refuses names that mean nothing.
     knobs_of(name)
     kind = find_named(name, "world.name=")

@@ -26,6 +26,14 @@ SEEDS = 1 << 31
 """Seeds below this are taken by every environment."""
 
 
+def openings(before: np.ndarray, ended: np.ndarray, agents: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Say whose reset was shown in place of an answer: theirs whose episode had ended one call before."""
+    if (before & ended).any():
+        agent = int(agents[int((before & ended).argmax())])
+        raise FaultError("it restarts, and its first observation comes with terminated or truncated", agent)
+    return before
+
+
 class VectorWorld:
     """Tells what a vector environment does, step by step.
 
@@ -91,8 +99,8 @@ class VectorWorld:
             )
             ended, everybody = terminated | truncated, np.ones(self.agents, np.bool_)
             if self.mode is AutoresetMode.NEXT_STEP:
-                first = self._begun(ended)
-                reward[first] = 0
+                first = openings(self._ended, ended, self._everyone)
+                self._ended, reward[first] = ended, 0
                 return self._tell(seen, seen, reward, terminated, truncated, first, ~ended)
             now, last = seen, seen
             if ended.any():
@@ -162,16 +170,6 @@ class VectorWorld:
     def close(self) -> None:
         """Close the environments."""
         close_env(self.env)
-
-    def _begun(self, ended: np.ndarray) -> np.ndarray:
-        """Say whose reset was shown in place of an answer: theirs whose episode had ended one call before."""
-        first, self._ended = self._ended, ended
-        if (first & ended).any():
-            agent = int((first & ended).argmax())
-            raise FaultError(
-                "it restarts, and its first observation comes with terminated or truncated", agent
-            )
-        return first
 
     def _restarted(self, seen: Seen, info: Mapping[str, Any], ended: np.ndarray) -> tuple[Seen, Seen]:
         """Give what everybody sees now, and what was last seen of the episodes that ended."""
