@@ -8,59 +8,24 @@ import torch
 from tensordict import TensorDict
 
 from holdfast.errors import ContractError
+from holdfast.experience.asked import as_batch, value_of
 from holdfast.experience.finite import require_finite_answer
 from holdfast.experience.segments import READ, Lead, Segments
 from holdfast.experience.statistics import EpisodeStatistics
 from holdfast.experience.stopwatch import Stopwatch
+from holdfast.experience.turns import Edges, live_in_turns, moment_of
 from holdfast.experience.waiting import rows_from, seen_from, step_from, tree_of_seen, tree_of_step
 from holdfast.experience.worth import worth_at_edges
 from holdfast.policies import LSTMWrapper
 from holdfast.policies.actions import actions_of, require_fit
 from holdfast.saved import taken
-from holdfast.shapes import Bool, Float, Tensor
+from holdfast.shapes import Bool, Float, Int, Tensor
 from holdfast.worlds import Step, World, tokens
 from holdfast.worlds.going_on import Anew, go_on
-from holdfast.worlds.seen import Seen
+from holdfast.worlds.turns import EVERYBODY, TakesTurns, Turn, place_of
 from holdfast.worlds.watched import settle, watched
 
 TAIL_KEYS = ("rewards", "dones", "truncateds", "values", "last_values")
-
-
-def as_batch(step: Step, start: int, uniform: Tensor) -> TensorDict:
-    """Put a step into the words that policies read."""
-    agents = len(step.reward)
-    return TensorDict(
-        {
-            "env_obs": step.obs,
-            "rewards": step.reward,
-            "dones": step.terminated,
-            "truncateds": step.truncated,
-            "first": step.first,
-            "valid": step.valid,
-            "trial": step.trial,
-            # On the host, which looks it up: from a GPU it would have to wait for it in every step.
-            "training_env_id_start": torch.full((agents,), start),
-            "draws": uniform,
-        },
-        batch_size=[agents],
-    )
-
-
-def value_of(
-    policy: LSTMWrapper,
-    state: TensorDict,
-    obs: Seen,
-    first: Bool[Tensor, " A"],
-    trial: Bool[Tensor, " A"],
-    valid: Bool[Tensor, " A"] | None = None,
-) -> Float[Tensor, " A"]:
-    """Ask what observations are worth, given a state. Nothing advances: it is a replay."""
-    batch: dict[str, Any] = {"env_obs": obs, "first": first, "trial": trial}
-    if valid is not None:
-        batch["valid"] = valid
-    batch["draws"] = policy.actions.idle(len(first), first.device)
-    with torch.no_grad(), policy.replay(state):
-        return policy(TensorDict(batch, batch_size=first.shape))["values"]
 
 
 class Collector:
@@ -68,8 +33,8 @@ class Collector:
 
     States live on from segment to segment and from rollout to rollout; the tensors of the returned
     segments are overwritten by the next rollout. With `lead`, the last so many steps before each segment
-    come with it; `saw` is told every step before the policy is. Tokens are stored without the padding that
-    all rows end in, if `shorten` allows it.
+    come with it; `saw` is told every step before the policy is, and whose it is. Tokens are stored without
+    the padding that all rows end in, if `shorten` allows it.
     """
 
     def __init__(
@@ -82,7 +47,7 @@ class Collector:
         seed: int,
         lead: int = 0,
         shorten: bool = True,
-        saw: Callable[[Step], None] | None = None,
+        saw: Callable[[Step, slice | Tensor], None] | None = None,
     ) -> None:
         self.world, self.policy = watched(world), policy
         self.length, self.horizon, self.seed, self.lead = length, horizon, seed, lead
@@ -105,52 +70,93 @@ class Collector:
     @torch.no_grad()
     def rollout(self, version: int) -> Segments:
         """Live one rollout with fixed weights."""
+        live = self._live_in_turns if isinstance(self.world, TakesTurns) else self._live_together
+        entry, warm = live()
+        assert self._steps is not None, "a rollout has at least one step"
+        settle(self.world)
+        self._require_finite(self._steps)
+        return self._cut(self._steps, entry, version, warm)
+
+    def _live_together(self) -> tuple[TensorDict, TensorDict | None]:
+        """Let everybody act at once, step by step; return the states at the edges."""
         entries, warm = [], []
         for t in range(self.length):
             if t % self.horizon == 0:
                 entries.append(self._state().clone())
             if self.lead and t % self.horizon == self.horizon - self.lead:
                 warm.append(self._state().clone())
-            lived = self._live_one_step()
-            self._steps = self._room_for(lived) if self._steps is None else self._steps
-            with self.stopwatch.timing("copy"):
-                self._steps[:, t] = lived
-        assert self._steps is not None, "a rollout has at least one step"
-        settle(self.world)
-        self._require_finite(self._steps)
-        return self._cut(self._steps, _stacked(entries), version, _stacked(warm) if warm else None)
+            self._note(EVERYBODY, t, self._live_one_step())
+        return _stacked(entries), _stacked(warm) if warm else None
 
-    def _room_for(self, lived: TensorDict) -> TensorDict:
-        """Make room for a rollout, in the precision that things are said in."""
-        size = (self.world.agents, self.length)
-        return cast("TensorDict", lived.apply(partial(_room_of, size), batch_size=size))
+    def _live_in_turns(self) -> tuple[TensorDict, TensorDict | None]:
+        """Answer some while others act; return the states at the edges."""
+        assert isinstance(self.world, TakesTurns)
+        store, device = self.policy.store, self._agent.device
+        entries, warm = (
+            Edges(self._state(), self.length, self.horizon, at)
+            for at in (0, (self.horizon - self.lead) % self.horizon)
+        )
 
-    def _state(self) -> TensorDict:
-        return self.policy.store.read(0, self.world.agents)
+        def answer(turn: Turn, when: Int[Tensor, " N"]) -> Tensor:
+            rows = place_of(turn.rows, device)
+            with store.among(rows):
+                for edges in (entries, warm) if self.lead else (entries,):
+                    edges.pass_by(rows, when, store.read(0, len(when)))
+                clock = moment_of(when + self._clock)
+                lived = self._answer(turn.step, rows, clock if isinstance(clock, int) else clock.to(device))
+            # Before the world goes on: it may write its next step into the same tensors.
+            self._note(rows, moment_of(when), lived)
+            return lived["actions"]
+
+        self.pending = live_in_turns(self.world, self.pending, self.length, answer, self._told)
+        self._clock += self.length
+        return entries.states, warm.states if self.lead else None
+
+    def _told(self, turn: Turn) -> None:
+        self.episodes.saw(turn.step, place_of(turn.rows, self._agent.device))
+
+    def _note(self, rows: slice | Tensor, when: int | Tensor, lived: TensorDict) -> None:
+        """Write down what some lived, each in its row."""
+        if self._steps is None:
+            # In the precision that things are said in.
+            size = (self.world.agents, self.length)
+            self._steps = cast("TensorDict", lived.apply(partial(_room_of, size), batch_size=size))
+        with self.stopwatch.timing("copy"):
+            if isinstance(rows, slice) and not isinstance(when, int):
+                rows = self._agent[rows]
+            self._steps[rows, when] = lived
+
+    def _state(self, agents: int | None = None) -> TensorDict:
+        return self.policy.store.read(0, self.world.agents if agents is None else agents)
 
     def _live_one_step(self) -> TensorDict:
-        step = self.pending
+        lived = self._answer(self.pending, EVERYBODY, self._clock)
+        with self.stopwatch.timing("world"):
+            self.pending = self.world.step(lived["actions"])
+        self._clock += 1
+        self.episodes.saw(self.pending)
+        return lived
+
+    def _answer(self, step: Step, rows: slice | Tensor, clock: int | Tensor) -> TensorDict:
+        """Let the policy answer what some were told, in whose place the memories are."""
         if self._saw is not None:
-            self._saw(step)
+            self._saw(step, rows)
         last_values = self._last_values(step)
         mine = self.policy.actions
         with self.stopwatch.timing("forward"):
-            td = self.policy(as_batch(step, 0, mine.uniform(self.seed, self._agent, self._clock)))
+            td = self.policy(as_batch(step, 0, mine.uniform(self.seed, self._agent[rows], clock)))
         for key in (mine.key, "actions", "act_log_prob", "values"):
             if key not in td:
                 raise ContractError(
                     f"The policy left {key} out of its answer; a rollout needs it: td[{key!r}]."
                 )
         require_fit(mine, td[mine.key].shape[-1], self._actions)
-        self.episodes.acted(step.valid)
+        self.episodes.acted(step.valid, rows)
         if step.reward.device.type == "cpu":
             # Before the world is told to do it; elsewhere looking would make the host wait.
             said = {key: td[key] for key in (mine.key, "values")}
-            require_finite_answer(self.policy, said, step.valid, f"step {self._clock}")
-        with self.stopwatch.timing("world"):
-            self.pending = self.world.step(td["actions"])
-        self._clock += 1
-        self.episodes.saw(self.pending)
+            when = clock if isinstance(clock, int) else int(clock.max())
+            require_finite_answer(self.policy, said, step.valid, f"step {when}")
         td["last_values"] = last_values
         return td.select(*self._keys)
 
@@ -163,7 +169,7 @@ class Collector:
             # Where looking costs nothing, nobody is asked what nobody needs.
             return torch.zeros_like(step.reward, dtype=next(self.policy.parameters()).dtype)
         nobody = torch.zeros_like(step.first)
-        values = value_of(self.policy, self._state(), step.last_obs, nobody, nobody)
+        values = value_of(self.policy, self._state(len(nobody)), step.last_obs, nobody, nobody)
         return torch.where(step.truncated, values, 0.0)
 
     def _value_of(self, step: Step) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 from holdfast.saved import tensor_like
 from holdfast.shapes import Bool, Tensor
 from holdfast.worlds import Step
+from holdfast.worlds.turns import EVERYBODY
 
 
 @dataclass
@@ -30,19 +31,20 @@ class EpisodeStatistics:
         self._part = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts)).to(device)
         self.totals = torch.zeros(len(counts), 3, dtype=torch.float64, device=device)
 
-    def saw(self, step: Step) -> None:
-        """Count a step that answers an action; a reward for no action is none."""
-        self._running[:, 1] += torch.where(self._acted, step.reward, 0.0)
+    def saw(self, step: Step, rows: slice | Tensor = EVERYBODY) -> None:
+        """Count a step that answers an action of some agents; a reward for no action is none."""
+        running = self._running[rows]
+        running[:, 1] += torch.where(self._acted[rows], step.reward, 0.0)
         ended = step.terminated | step.truncated
-        self._running[:, 0] = ended
-        over = torch.where(ended[:, None], self._running, 0.0)
-        self.totals.index_add_(0, self._part, over)
-        self._running = torch.where(ended[:, None], 0.0, self._running)
+        running[:, 0] = ended
+        over = torch.where(ended[:, None], running, 0.0)
+        self.totals.index_add_(0, self._part[rows], over)
+        self._running[rows] = torch.where(ended[:, None], 0.0, running)
 
-    def acted(self, valid: Tensor) -> None:
-        """Count an action."""
-        self._acted = valid
-        self._running[:, 2] += valid
+    def acted(self, valid: Tensor, rows: slice | Tensor = EVERYBODY) -> None:
+        """Count an action of some agents."""
+        self._acted[rows] = valid
+        self._running[rows, 2] += valid
 
     def take(self) -> dict[str, float]:
         """Return the means since the last call, of all and of each world of several, and begin anew."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, cast, final
 
 import torch
 from tensordict import TensorDict
@@ -189,6 +189,26 @@ class LiveStore:
             yield
         finally:
             self._slices, self._tree, self._opened, self._aside = before
+
+    @contextmanager
+    def among(self, rows: slice | Tensor) -> Iterator[None]:
+        """Let calls inside live as some of the agents, a slice at 0; what they remember becomes theirs.
+
+        A slice of agents is a view; others are gathered, and scattered back unless something is raised.
+        """
+        self._refuse_in_replay("live as some of the agents")
+        before = self._slices, self._tree
+        whole = cast("TensorDict", self._tree)
+        self._tree = cast("TensorDict", whole[rows])
+        self._slices = {0: len(self._tree)}
+        try:
+            yield
+            if not isinstance(rows, slice):
+                with torch.no_grad():
+                    for key, leaf in whole.items():
+                        leaf[rows] = self._tree[key]
+        finally:
+            self._slices, self._tree = before
 
     def _refuse_in_replay(self, what: str) -> None:
         if self._entry is not None:

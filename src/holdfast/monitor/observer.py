@@ -34,9 +34,9 @@ class Observer:
         self._looked: dict[str, int | float] = {}
         self._norms: dict[str, Tensor] = {}
 
-    def saw(self, step: Step) -> None:
-        """Hear what the world said, before the policy does."""
-        self._resets.saw(step)
+    def saw(self, step: Step, rows: slice | Tensor) -> None:
+        """Hear what the world said to some, before the policy does."""
+        self._resets.saw(step, rows)
 
     def listening(self) -> AbstractContextManager[None]:
         """Hear the clears of a rollout."""

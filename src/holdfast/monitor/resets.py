@@ -13,6 +13,7 @@ from holdfast.policies import LSTMWrapper
 from holdfast.saved import taken, tensor_like
 from holdfast.shapes import Bool, Int, Tensor
 from holdfast.worlds import Step
+from holdfast.worlds.turns import EVERYBODY
 
 STANDING = ("owed", "lived", "valid")
 
@@ -39,9 +40,11 @@ class Resets:
         device = next(policy.parameters()).device
         nobody = torch.zeros(agents, dtype=torch.bool, device=device)
         # Who is owed a clear, and who has acted since the last start or end.
-        self._owed, self._lived = ~nobody, nobody
+        self._owed, self._lived = ~nobody, nobody.clone()
         self._due: Tensor | None = None
         self._valid, self._cleared = nobody, dict[Cell, Tensor]()
+        # Whose step it was that is not compared yet.
+        self._rows: slice | Tensor = EVERYBODY
         # Clears that were due and made, due and not made, made and not due.
         self._counts = torch.zeros(3, dtype=torch.long, device=device)
         self.age: Int[Tensor, " A"] = torch.zeros(agents, dtype=torch.long, device=device)
@@ -54,17 +57,18 @@ class Resets:
             yield
 
     @torch.no_grad()
-    def saw(self, step: Step) -> None:
-        """Hear what the world said, the first step from `reset()` too, before the policy does."""
+    def saw(self, step: Step, rows: slice | Tensor = EVERYBODY) -> None:
+        """Hear what the world said to some, the first step from `reset()` too, before the policy does."""
         if not self._memories:
             return
         self._close()
-        ended = step.terminated | step.truncated
-        owed = self._owed | ended
+        self._rows = rows
+        ended, lived = step.terminated | step.truncated, self._lived[rows]
+        owed = self._owed[rows] | ended
         # Somebody who acts unasked owes it now. An episode may be opened again that nobody lived in.
-        due = (owed & (step.first | step.valid)) | (step.first & ~self._lived)
-        self._owed = owed & ~(step.first | step.valid)
-        self._lived = (self._lived & ~step.first & ~ended) | step.valid
+        due = (owed & (step.first | step.valid)) | (step.first & ~lived)
+        self._owed[rows] = owed & ~(step.first | step.valid)
+        self._lived[rows] = (lived & ~step.first & ~ended) | step.valid
         if self._policy.clear_on == "trial":
             due = due | step.trial
         # Copied: a world may write its next step into the same tensors.
@@ -85,19 +89,20 @@ class Resets:
 
     def state(self) -> dict[str, Any]:
         """Say who is owed a clear, and what of the last step is not compared yet."""
-        nobody = torch.zeros_like(self._owed)
+        nobody = torch.zeros_like(self._valid)
         return {
             "owed": self._owed,
             "lived": self._lived,
-            "valid": self._valid,
+            "valid": self._of_all(self._valid),
             "age": self.age,
             "counts": self._counts,
-            "due": self._due,
-            "cleared": [self._cleared.get(memory, nobody) for memory in self._memories],
+            "due": None if self._due is None else self._of_all(self._due),
+            "cleared": [self._of_all(self._cleared.get(memory, nobody)) for memory in self._memories],
         }
 
     def restore(self, saved: Any) -> None:
         """Go on from there: who is in the middle of an episode is owed nothing."""
+        self._rows = EVERYBODY
         self._owed, self._lived, self._valid = (tensor_like(saved, key, self._owed) for key in STANDING)
         self.age, self._counts = (
             tensor_like(saved, "age", self.age),
@@ -119,14 +124,20 @@ class Resets:
         if not self._policy.store.is_living:
             return
         clear = call["clear"]
-        if clear.shape != (self.agents,):
+        if clear.shape != self._valid.shape:
             raise ContractError(
-                f"Resets are counted step by step, for all {self.agents} agents at once; a memory was called "
-                f"with clears {list(clear.shape)}."
+                f"Resets are counted step by step, for all {len(self._valid)} agents at once; a memory was "
+                f"called with clears {list(clear.shape)}."
             )
         for memory in self._readers[cell]:
             before = self._cleared.get(memory)
             self._cleared[memory] = clear.clone() if before is None else before | clear
+
+    def _of_all(self, mask: Bool[Tensor, " N"]) -> Bool[Tensor, " A"]:
+        """Write what is said of those whose step it was for everybody: nothing of the others."""
+        whole = torch.zeros_like(self._owed)
+        whole[self._rows] = mask
+        return whole
 
     def _close(self) -> None:
         """Compare what was due in the last step with what was made: now every cell has had its call."""
@@ -136,5 +147,5 @@ class Resets:
         cleared = torch.stack([self._cleared.get(memory, nobody) for memory in self._memories])
         all_did, some_did = cleared.all(0), cleared.any(0)
         self._counts += torch.stack([self._due & all_did, self._due & ~all_did, some_did & ~self._due]).sum(1)
-        self.age = torch.where(all_did, 0, self.age) + self._valid
+        self.age[self._rows] = torch.where(all_did, 0, self.age[self._rows]) + self._valid
         self._cleared = {}

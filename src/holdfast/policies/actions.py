@@ -83,11 +83,14 @@ class Actions(ABC):
     def greedy(self, told: Float[Tensor, "*batch told"]) -> Shaped[Tensor, "..."]:
         """Take the likeliest action."""
 
-    def uniform(self, seed: int, agent: Int[Tensor, " A"], clock: int) -> Float[Tensor, "A *shape"]:
-        """Draw the numbers of one step; an action of k parts uses up k counts of the clock."""
+    def uniform(
+        self, seed: int, agent: Int[Tensor, " A"], clock: int | Int[Tensor, " A"]
+    ) -> Float[Tensor, "A *shape"]:
+        """Draw the numbers of one step, everybody's own if they are not at one; k parts use up k counts."""
         if not self.shape:
             return draws.uniform(seed, draws.STREAM_ACTION, agent, clock)
-        count = self.draws * clock + torch.arange(self.draws, device=agent.device)
+        when = clock if isinstance(clock, int) else clock[:, None]
+        count = self.draws * when + torch.arange(self.draws, device=agent.device)
         return draws.uniform(seed, draws.STREAM_ACTION, agent[:, None], count)
 
     def idle(self, rows: int, device: torch.device) -> Float[Tensor, "rows *shape"]:

@@ -67,17 +67,25 @@ class Arena(Embedded):
             crowd=CROWD,
         )
         super().__init__(agents, spec, seed=seed, device=device)
-        self._map = torch.arange(agents // CROWD, device=device)
-        self._lay_out(size, walls, resources)
+        self._map, self._sizes = torch.arange(agents // CROWD, device=device), (size, walls, resources)
+        # By which number a map is drawn: in a share of a bigger world another one than its place.
+        self._number = self._map
+        self._lay_out(*self._sizes)
         self._look_out(size + 2 * VIEW)
-        self._left, self._turn = torch.zeros_like(self._free, dtype=torch.int32), torch.zeros_like(self._free)
-        self._at, self._ripe = self._spots[:, :CROWD].clone(), self._fresh.clone()
+
+    def count_from(self, first_agent: int) -> None:
+        """Draw the maps that these agents have in a bigger world; said before `reset()`."""
+        super().count_from(first_agent)
+        if first_agent % CROWD:
+            raise ConfigError(f"A share of arena begins with a crowd of {CROWD}, not at agent {first_agent}.")
+        self._number = self._map + first_agent // CROWD
+        self._lay_out(*self._sizes)
 
     def _lay_out(self, size: int, walls: int, resources: int) -> None:
         """Draw the maps: the ground, what grows on it, and the cells where agents may begin."""
         device, cells = self._agent.device, torch.arange(size * size, device=self._agent.device)
         # Counters below zero, which no step of the clock reaches.
-        where = (self.seed, draws.STREAM_WORLD, self._map[:, None])
+        where = (self.seed, draws.STREAM_WORLD, self._number[:, None])
         wall = draws.below(100, *where, -1 - 2 * cells) < walls
         grows = ~wall & (draws.below(100, *where, -2 - 2 * cells) < resources)
         rim = (VIEW, VIEW, VIEW, VIEW)
@@ -93,6 +101,8 @@ class Arena(Embedded):
         inside = (order // size + VIEW) * width + order % size + VIEW
         self._spots = inside + self._map[:, None] * width * width
         self._slot = torch.arange(CROWD, device=device)
+        self._left, self._turn = torch.zeros_like(self._free, dtype=torch.int32), torch.zeros_like(self._free)
+        self._at, self._ripe = self._spots[:, :CROWD].clone(), self._fresh.clone()
 
     def _look_out(self, width: int) -> None:
         """Write down what lies where around an agent: the cells it sees and steps on, and who goes first."""
@@ -121,7 +131,7 @@ class Arena(Embedded):
 
     def first_lengths(self) -> Int[Tensor, " maps"]:
         """Say how many steps the first episode of each map has."""
-        return 1 + draws.below(self.length, self.seed, draws.STREAM_WORLD, self._map, 0)
+        return 1 + draws.below(self.length, self.seed, draws.STREAM_WORLD, self._number, 0)
 
     def _taken_at_most(self, steps: Int[Tensor, " maps"]) -> Int[Tensor, " maps"]:
         """Bound what each map's crowd takes in an episode of so many steps."""
@@ -134,7 +144,7 @@ class Arena(Embedded):
         # In place, here and below: what is written where it was read needs no copy.
         if self._opening:
             self._left.copy_(self.first_lengths()[:, None])
-            self._turn.copy_(draws.below(LONG, self.seed, draws.STREAM_WORLD, self._map[:, None], 1))
+            self._turn.copy_(draws.below(LONG, self.seed, draws.STREAM_WORLD, self._number[:, None], 1))
         else:
             self._left.masked_fill_(crowd, self.length)
             self._turn.add_(crowd, alpha=CROWD)

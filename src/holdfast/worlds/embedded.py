@@ -59,6 +59,10 @@ class Embedded(ABC):
         self._begun = self._opening = False
         self._recorded: Recorded | None = None
 
+    def count_from(self, first_agent: int) -> None:
+        """Draw as a share of a bigger world does whose first agent is this one; said before `reset()`."""
+        self._agent = self._agent + first_agent
+
     @abstractmethod
     def _begin(self, who: Bool[Tensor, " A"]) -> None:
         """Start the next episode of some agents; if `opening` the first one of all, whatever was before."""

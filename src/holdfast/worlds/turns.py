@@ -1,10 +1,15 @@
 """Worlds whose agents are not all answered at once, and worlds that are a share of a bigger one."""
 
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass, fields
+from typing import Any, Protocol, runtime_checkable
+
+import torch
 
 from holdfast.shapes import Int, Shaped, Tensor
 from holdfast.worlds.step import Step, World
+
+EVERYBODY = slice(None)
+"""All rows."""
 
 
 @dataclass(frozen=True)
@@ -45,3 +50,32 @@ class CountsFrom(Protocol):
     def count_from(self, first_agent: int) -> None:
         """Draw for agents `first_agent`, `first_agent + 1` and so on; said before `reset()`."""
         ...
+
+
+def place_of(rows: Int[Tensor, " N"], device: torch.device) -> slice | Tensor:
+    """Say where rows lie: a slice where they follow each other, which is a view and not a copy."""
+    first = int(rows[0])
+    if torch.equal(rows, torch.arange(first, first + len(rows))):
+        return slice(first, first + len(rows))
+    return rows.to(device)
+
+
+def picked(step: Step, rows: Int[Tensor, " N"]) -> Step:
+    """Take some rows of a step, in this order."""
+    place = place_of(rows, step.reward.device)
+    parts = dict[str, Any]()
+    for each in fields(step):
+        whole = getattr(step, each.name)
+        parts[each.name] = None if whole is None else whole[place]
+    return Step(**parts)
+
+
+def joined(turns: list[Turn]) -> Step:
+    """Put turns together in which everybody is once, in the order of the agents; all is copied."""
+    rows = torch.cat([turn.rows for turn in turns])
+    order = place_of(rows.argsort(), turns[0].step.reward.device)
+    parts = dict[str, Any]()
+    for each in fields(Step):
+        found = [getattr(turn.step, each.name) for turn in turns]
+        parts[each.name] = None if found[0] is None else torch.cat(found)[order]
+    return Step(**parts)

@@ -1,21 +1,23 @@
 """A guard around a world: what it says must be what its spec says, and its flags must tell one story."""
 
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 import torch
 
 from holdfast.errors import ContractError, HoldfastError
 from holdfast.saved import taken, tensor_like
-from holdfast.shapes import Bool, Shaped, Tensor
+from holdfast.shapes import Bool, Int, Shaped, Tensor
 from holdfast.worlds.going_on import put_back, state_of
 from holdfast.worlds.kind import Kinds
 from holdfast.worlds.seen import Seen, choices_outside, leaves_of
 from holdfast.worlds.step import Anew, Step, World
+from holdfast.worlds.turns import EVERYBODY, TakesTurns, Turn
 
+T = TypeVar("T")
 STORIES = {
     "reward": "got a reward that is not finite",
     "obs": "sees something that is not finite",
@@ -47,7 +49,11 @@ class Settles(Protocol):
         ...
 
 
-class Watched:
+class Guarded:
+    """A world that stops at the first step that breaks the contract."""
+
+
+class Watched(Guarded):
     """Lives in a world as anybody would, and stops at the first step that breaks the contract.
 
     On the CPU every step is looked at at once. On a GPU looking would make the host wait, so what is wrong
@@ -68,7 +74,7 @@ class Watched:
         step = self._said(self.world.reset)
         self._steps = 0
         self._over = torch.ones_like(step.first)
-        self._acts = self._lives = torch.zeros_like(step.first)
+        self._acts, self._lives = torch.zeros_like(step.first), torch.zeros_like(step.first)
         self._wrong = torch.zeros(self.agents, dtype=torch.long, device=step.reward.device)
         self._when = torch.full_like(self._wrong, -1)
         if not bool(step.first.all()):
@@ -128,10 +134,16 @@ class Watched:
         self._steps = int(first[agent])
         raise self._error(f"agent {self._first_agent + agent} {story}")
 
-    def _said(self, ask: Any) -> Step:
+    def _said(self, ask: Callable[[], Step]) -> Step:
         """Ask the world, and see to it that the answer is a step of the right kinds."""
+        step = self._asked(ask)
+        self._require(step, self._kinds)
+        return step
+
+    def _asked(self, ask: Callable[[], T]) -> T:
+        """Ask the world something; what it raises is told as its fault."""
         try:
-            step = ask()
+            return ask()
         except HoldfastError:
             raise
         except Exception as error:
@@ -139,39 +151,42 @@ class Watched:
             *_, last = traceback.extract_tb(error.__traceback__)
             where = f"{Path(last.filename).name}, line {last.lineno}"
             raise self._error(f"it raised {told} ({where})") from error
-        fault, _ = self._kinds.fault_of(step)
+
+    def _require(self, step: Step, kinds: Kinds) -> None:
+        """Refuse a step that is of another kind than the spec says."""
+        fault, _ = kinds.fault_of(step)
         if not fault and self.spec.truncates == "always":
             if step.last_obs is None:
                 fault = "there is no last_obs, and the world declares truncates='always'; give the last "
                 fault += "observation of truncated episodes, or declare truncates='never'"
             else:
-                fault, _ = self._kinds.seen_fault(step.last_obs, "last_obs")
+                fault, _ = kinds.seen_fault(step.last_obs, "last_obs")
         if fault:
             raise self._error(fault)
-        return step
 
-    def _looked_at(self, step: Step) -> Step:
+    def _looked_at(self, step: Step, who: slice | Tensor = EVERYBODY) -> Step:
         """Note whose row is wrong; where looking costs nothing, tell it at once."""
         self._lie_on(step.reward.device)
         ends = step.terminated | step.truncated
-        over = self._over | ends
+        was_over, acts, lives = self._over[who], self._acts[who], self._lives[who]
+        over = was_over | ends
         rows = {
-            "reward": self._acts & ~step.reward.isfinite(),
+            "reward": acts & ~step.reward.isfinite(),
             "obs": step.valid & _not_finite(step.obs),
             "outside": step.valid & choices_outside(step.obs, self.spec.sight),
             "last_obs": _last_not_finite(step),
             "never": step.truncated if self.spec.truncates == "never" else torch.zeros_like(ends),
-            "again": ends & self._over,
-            "no end": step.first & self._lives & ~over,
+            "again": ends & was_over,
+            "no end": step.first & lives & ~over,
             "no first": step.valid & over & ~step.first,
         }
-        self._over, self._acts = over & ~step.first, step.valid
-        self._lives = (self._lives & ~step.first) | step.valid
+        self._over[who], self._acts[who] = over & ~step.first, step.valid
+        self._lives[who] = (lives & ~step.first) | step.valid
         bit = 1 << torch.arange(len(rows), device=ends.device)
         wrong = (torch.stack([*rows.values()], dim=1) * bit).sum(1)
-        new = (self._wrong == 0) & (wrong != 0)
-        self._wrong = torch.where(new, wrong, self._wrong)
-        self._when = torch.where(new, self._steps, self._when)
+        new = (self._wrong[who] == 0) & (wrong != 0)
+        self._wrong[who] = torch.where(new, wrong, self._wrong[who])
+        self._when[who] = torch.where(new, self._steps, self._when[who])
         if step.reward.device.type == "cpu":
             self.settle()
         return step
@@ -186,9 +201,37 @@ class Watched:
         return ContractError(f"World {self.name}, {when}: {story}.")
 
 
+class WatchedTurns(Watched):
+    """Guards a world in which some are answered while others act."""
+
+    def __init__(self, world: TakesTurns) -> None:
+        super().__init__(world)
+        self._turning, self.shares, self._turns = world, world.shares, 0
+
+    def answer(self, rows: Int[Tensor, " N"], actions: Shaped[Tensor, "N ..."]) -> None:
+        """Let some act."""
+        self._asked(partial(self._turning.answer, rows, actions))
+
+    def turn(self) -> Turn:
+        """Hear what some are told."""
+        # Everybody's turn is one step.
+        self._steps += self._turns % len(self.shares) == 0
+        self._turns += 1
+        turn = self._asked(self._turning.turn)
+        if bool((turn.rows.bincount(minlength=self.agents) > 1).any()) or int(turn.rows.max()) >= self.agents:
+            raise self._error(
+                f"it is the turn of {turn.rows.tolist()}; there are agents 0 to {self.agents - 1}"
+            )
+        self._require(turn.step, Kinds(self.spec, len(turn.rows)))
+        self._looked_at(turn.step, turn.rows.to(turn.step.reward.device))
+        return turn
+
+
 def watched(world: World) -> World:
     """Guard a world; one that is guarded stays as it is."""
-    return world if isinstance(world, Watched) else Watched(world)
+    if isinstance(world, Guarded):
+        return cast("World", world)
+    return WatchedTurns(world) if isinstance(world, TakesTurns) else Watched(world)
 
 
 def settle(world: World) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
-from holdfast.errors import ContractError
+from holdfast.errors import ConfigError, ContractError
 from holdfast.saved import misfit, require_same, taken, tensor_like
 from holdfast.shapes import Shaped, Tensor
 from holdfast.worlds import draws
@@ -60,11 +60,20 @@ class VectorWorld:
             truncates="always",
             name=self.name,
         )
-        self.seed = seed
+        self.seed, self._first_agent = seed, 0
         self._everyone = range(self.agents)
         self._nobody = torch.zeros(self.agents, dtype=torch.bool, device=self.device)
         self._ended = np.zeros(self.agents, np.bool_)
         self._clock = -1
+
+    def count_from(self, first_agent: int) -> None:
+        """Seed every environment as a share of more of them does; said before `reset()`."""
+        if self._ours is None:
+            raise ConfigError(
+                f"{self.name} takes one seed for all of its environments, so it cannot be a share of more; "
+                "leave out world.vector=native, or trainer.num_workers."
+            )
+        self._first_agent = first_agent
 
     def reset(self) -> Step:
         """Start every agent's first episode, the same one each time."""
@@ -108,7 +117,7 @@ class VectorWorld:
         return self._tell(now, last, reward, terminated, truncated, ended, everybody)
 
     def _seeds(self) -> list[int]:
-        agents = torch.arange(self.agents)
+        agents = torch.arange(self._first_agent, self._first_agent + self.agents)
         return draws.below(SEEDS, self.seed, draws.STREAM_WORLD, agents, max(self._clock, 0)).tolist()
 
     def state(self) -> dict[str, Any]:
@@ -235,5 +244,5 @@ class VectorWorld:
         return None
 
     def _error(self, fault: FaultError) -> ContractError:
-        whose = "" if fault.agent is None else f", agent {fault.agent}"
+        whose = "" if fault.agent is None else f", agent {self._first_agent + fault.agent}"
         return ContractError(f"{self.name}{whose}, step {self._clock}: {fault.told}.")

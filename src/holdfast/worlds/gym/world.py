@@ -59,6 +59,10 @@ class GymWorld:
         )
         self.agents, self.spec, self.name = agents, self._world.spec, built.name
 
+    def count_from(self, first_agent: int) -> None:
+        """Seed every environment as a share of more of them does; said before `reset()`."""
+        self._vector.count_from(first_agent)
+
     def reset(self) -> Step:
         """Start every agent's first episode, the same one each time."""
         return self._world.reset()
