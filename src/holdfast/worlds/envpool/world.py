@@ -18,7 +18,7 @@ from holdfast.worlds.gym.sight import Sight
 from holdfast.worlds.gym.vector_world import SEEDS, openings
 from holdfast.worlds.inputs import with_inputs
 from holdfast.worlds.step import Anew, Step, World, WorldSpec, check_actions
-from holdfast.worlds.turns import Turn
+from holdfast.worlds.turns import Turn, joined
 
 
 class EnvpoolWorld:
@@ -124,13 +124,7 @@ class EnvpoolWorld:
         turns = [self.receive()]
         while self._pool.busy.any():
             turns.append(self.receive())
-        rows = torch.cat([turn.rows for turn in turns])
-        if len(rows) != self.agents:
-            raise ContractError(f"{self.name}: some were answered before; take their turns first.")
-        order = rows.argsort().to(self.device)
-        steps = [turn.step for turn in turns]
-        laid = {name: torch.cat([getattr(step, name) for step in steps])[order] for name in vars(steps[0])}
-        return Step(**laid)
+        return joined(turns)
 
     @contextmanager
     def _blaming(self, rows: np.ndarray) -> Iterator[None]:
