@@ -108,8 +108,8 @@ class VectorWorld:
             )
             ended, everybody = terminated | truncated, np.ones(self.agents, np.bool_)
             if self.mode is AutoresetMode.NEXT_STEP:
-                first = openings(self._ended, ended, self._everyone)
-                self._ended, reward[first] = ended, 0
+                first = self._begun(ended)
+                reward[first] = 0
                 return self._tell(seen, seen, reward, terminated, truncated, first, ~ended)
             now, last = seen, seen
             if ended.any():
@@ -179,6 +179,11 @@ class VectorWorld:
     def close(self) -> None:
         """Close the environments."""
         close_env(self.env)
+
+    def _begun(self, ended: np.ndarray) -> np.ndarray:
+        """Say who begins an episode, and note whose is over."""
+        first, self._ended = openings(self._ended, ended, self._everyone), ended
+        return first
 
     def _restarted(self, seen: Seen, info: Mapping[str, Any], ended: np.ndarray) -> tuple[Seen, Seen]:
         """Give what everybody sees now, and what was last seen of the episodes that ended."""
