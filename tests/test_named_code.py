@@ -58,6 +58,8 @@ def loaders(folder):
 NAMING = {
     "gym:subprocess:Popen": {"world": PAYLOAD},
     "gym:stranger:Env-v0": {"world": {"name": "gym:stranger:Env-v0"}},
+    "pettingzoo:stranger": {"world": {"name": "pettingzoo:stranger"}},
+    "pettingzoo:stranger:make": {"world": {"name": "pettingzoo:stranger:make"}},
     "stranger:World": {"world": {"name": "stranger:World"}},
     "stranger:Wrapper": {"world": {"name": "gym:CartPole-v1", "wrappers": ["stranger:Wrapper"]}},
     "stranger": {"world": {"name": "gym:CartPole-v1", "wrappers": "stranger"}},
@@ -118,6 +120,7 @@ def test_code_that_is_trusted_is_imported():
         {},
         {"world": "gym:CartPole-v1", "world.options": "{max_episode_steps: 9}"},
         {"world": "popgym:RepeatPreviousEasy"},
+        {"world": "envpool:CartPole-v1", "world.vector": "async"},
         {"world": "mixture", "world.parts": "recall delay=4 + n_back + gym:CartPole-v1"},
         {"trainer.eval_worlds": "recall delay=16 + recall delay=32"},
         {"agent": "latent_attn_tiny"},

@@ -48,6 +48,13 @@ class Uneven(Visits):
         return spaces.Discrete(self.more["takes"] if agent == "bob" else 3)
 
 
+class Called:
+    """Is no environment, and must not be made."""
+
+    def __init__(self, asked):
+        raise AssertionError("it was called")
+
+
 class Nobody(Visits):
     """In which nobody may be."""
 

@@ -28,11 +28,14 @@ def find_parallel(
     env: str | Callable[..., Any], options: Mapping[str, Any], wrappers: Sequence[Wrap]
 ) -> Found:
     """Find a parallel environment by its module, as `package.module:function`, or take what makes it."""
-    import_for("", "pettingzoo", DOOR.removesuffix(":"))
+    zoo = import_for("", "pettingzoo", DOOR.removesuffix(":"))
     found = _named(env) if isinstance(env, str) else env
     name = f"{DOOR}{env if isinstance(env, str) else getattr(found, '__name__', repr(found))}"
     if not callable(found):
         raise ConfigError(f"{name}: {found!r} is no function or class that makes a parallel environment.")
+    if isinstance(found, type) and not issubclass(found, zoo.ParallelEnv | zoo.AECEnv):
+        # Before it is called: a class of anything else would do with the options what it does.
+        raise ConfigError(f"{name}: {found!r} is not a subclass of pettingzoo.ParallelEnv.")
     return Found(name, partial(_made, name, partial(found, **options), wrappers_named(wrappers)))
 
 
