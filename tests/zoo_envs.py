@@ -60,8 +60,9 @@ class Visits(ParallelEnv):
     def step(self, actions):
         assert set(actions) == set(self.agents), "actions of others, or not of all"
         self.taken.append(actions)
-        before, self.age = self.agents, self.age + 1
-        self.agents = [name for name in self.possible_agents if self.is_there(name)]
+        before, self.age = list(self.agents), self.age + 1
+        # In place: who keeps this list must have copied it.
+        self.agents[:] = [name for name in self.possible_agents if self.is_there(name)]
         told = [*before, *(name for name in self.agents if name not in before)]
         obs = {name: self.show(name, actions.get(name, -1)) for name in told}
         reward = {name: 10.0 * NAMES.index(name) + self.age for name in before}

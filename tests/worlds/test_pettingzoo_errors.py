@@ -320,10 +320,32 @@ def test_an_environment_that_hides_its_randomness_begins_its_next_episode_alone(
         [False, True, True, True, True, False],
     )
     assert step.obs[3:5, 0].tolist() == [0, 1000]
-    assert step.obs[3, 2] != pending.obs[3, 2]
+    lucks = [float(pending.obs[4, 2]), float(step.obs[4, 2])]
     going = act(other)
     assert torch.equal(going.obs[:3], act(one).obs[:3])
     assert going.first.tolist() == [True, True, False, False, False, True]
+    while not going.first[4]:
+        going = act(other)
+    # No episode is lived twice.
+    assert len({*lucks, float(going.obs[4, 2])}) == 3
+
+
+class Wanders(Visits):
+    """Draws something that is not shown, more of it each time."""
+
+    times = 0
+
+    def step(self, actions):
+        Wanders.times += 1
+        self.np_random.random(Wanders.times)
+        return super().step(actions)
+
+
+def test_a_generator_that_is_elsewhere_is_seen():
+    one, other = (PettingZooWorld(3, env=Wanders) for _ in range(2))
+    one.reset()
+    act(one)
+    assert "lived again, its episode is another one" in other.restore(one.state()).why
 
 
 def test_a_state_of_another_world_is_refused():

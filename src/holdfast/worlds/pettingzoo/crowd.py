@@ -77,7 +77,7 @@ class Crowd(gymnasium.Env[Any, Any]):
 
     def step(self, action: np.ndarray) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Let those act who are there."""
-        taken = {each: action[self.places[each]].copy() for each in self.there}
+        taken = {each: action[self.places[each]] for each in self.there}
         obs, reward, terminated, truncated, _ = self.inside.step(taken)
         self.there = list(self.inside.agents)
         told = {"obs": obs, "reward": reward, "terminated": terminated, "truncated": truncated}
