@@ -178,7 +178,7 @@ def test_agents_must_make_whole_crowds():
         PettingZooWorld(2, env=Visits)
 
 
-def test_all_environments_are_closed():
+def test_all_environments_are_closed_one_that_was_made_in_vain_too():
     made = []
 
     def make():
@@ -186,7 +186,9 @@ def test_all_environments_are_closed():
         return made[-1]
 
     PettingZooWorld(6, env=make).close()
-    assert [each.closed for each in made] == [True, True]
+    with pytest.raises(CrowdError):
+        PettingZooWorld(5, env=make)
+    assert [each.closed for each in made] == [True, True, True]
 
 
 class Five(Visits):
