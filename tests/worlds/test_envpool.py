@@ -1,6 +1,7 @@
 """envpool's environments: told as the contract says, and every life the same at once and in turns."""
 
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -247,6 +248,26 @@ def test_it_is_evaluated_all_at_once():
     knobs = EnvpoolKnobs(name="envpool:CartPole-v1", vector="async", batch=8, agents=16)
     there = in_this_process(knobs)
     assert (there.vector, there.batch, there.agents) == ("sync", 0, 16)
+
+
+def test_nothing_is_paid_for_an_action_that_was_not_taken(monkeypatch):
+    world = poles(2)
+    receive = type(world._pool).receive
+    monkeypatch.setattr(type(world._pool), "receive", lambda pool: replace(receive(pool), reward=np.ones(2)))
+    steps = [world.reset()] + [world.step(actions) for actions in drawn(20, 2)]
+    first, reward = (torch.stack([getattr(step, name) for step in steps]) for name in ("first", "reward"))
+    assert torch.equal(reward, (~first).float())
+    assert first[1:].any()
+
+
+def test_a_world_that_is_reset_where_an_episode_ended_begins_as_any():
+    world = poles(2, options={"max_episode_steps": 3})
+    begun = world.reset()
+    for _ in range(3):
+        step = world.step(torch.zeros(2, dtype=torch.long))
+    assert step.truncated.all()
+    assert same(world.reset(), begun)
+    assert not world.step(torch.zeros(2, dtype=torch.long)).first.any()
 
 
 def test_what_is_not_in_its_space_is_told_with_agent_and_step(monkeypatch):

@@ -43,7 +43,7 @@ class EnvpoolWorld:
             name=self.name,
         )
         self._ended = np.zeros(self.agents, np.bool_)
-        # How many steps each was told, the first of reset() not counted.
+        # How many steps each was told since the pool was opened, the first one not counted.
         self._ages = np.full(self.agents, -1)
 
     def reset(self) -> Step:
@@ -116,7 +116,7 @@ class EnvpoolWorld:
         """Make all environments anew, from seeds that seed and clock decide."""
         agents = torch.arange(self.agents)
         self._pool.open(draws.below(SEEDS, self.seed, draws.STREAM_WORLD, agents, clock).tolist())
-        self._ended[:], self._ages[:] = False, -1
+        self._ages[:] = -1
         return self._all()
 
     def _all(self) -> Step:
