@@ -330,7 +330,7 @@ def test_the_seeds_command_trains(tmp_path, form, agent):
     )
     assert told.returncode == 0, told.stderr
     assert told.stderr == ""
-    assert "trainer.num_workers=2 starts no workers: worlds run in this process" in told.stdout
+    assert "recall · 64 agents in 2 workers" in told.stdout
     assert told.stdout.splitlines()[-1] == f"results {tmp_path}/test_{agent}"
     folder = tmp_path / f"test_{agent}"
     assert [line["global_step"] for line in metrics_of(folder)] == [4096, 8192, 8192]

@@ -15,6 +15,7 @@ from holdfast.learn import Lesson
 from holdfast.memory import require_kernel, use_kernel
 from holdfast.policies import LSTMWrapper, PurePolicy, make_policy
 from holdfast.worlds import World, closing_world, make_world, options_of
+from holdfast.worlds.pool import Blueprint, Pool
 
 
 def pick_device(config: Config) -> torch.device:
@@ -31,6 +32,23 @@ def pick_device(config: Config) -> torch.device:
 def build_world(config: Config, device: torch.device, *, agents: int, seed: int) -> World:
     """Build the configured world for some number of agents."""
     return build_from(config.world, device, agents=agents, seed=seed)
+
+
+def build_training_world(config: Config, device: torch.device, seed: int) -> World:
+    """Build the configured world to train in, in workers if there are to be any."""
+    knobs, trainer = config.world, config.trainer
+    if not trainer.num_workers:
+        return build_world(config, device, agents=knobs.agents, seed=seed)
+    return Pool(
+        Blueprint(knobs.name, options_of(knobs)),
+        knobs.agents,
+        workers=trainer.num_workers,
+        shares=trainer.async_factor,
+        seed=seed,
+        device=device,
+        timeout=trainer.worker_timeout,
+        restart=trainer.restart_workers,
+    )
 
 
 def build_from(knobs: WorldKnobs, device: torch.device, *, agents: int, seed: int) -> World:

@@ -23,7 +23,7 @@ from holdfast.worlds import draws
 FIXED = (
     *("run", "runs_dir", "seed", "world.", "policy.", "memory."),
     *("trainer.batch_size", "trainer.bptt_horizon", "trainer.stale", "trainer.burn_in"),
-    *("trainer.optimizer.name", "trainer.teachers"),
+    *("trainer.optimizer.name", "trainer.teachers", "trainer.num_workers", "trainer.async_factor"),
 )
 """Keys, and beginnings of keys, on which what was saved depends."""
 FREE = ("world.vector", "policy.kernel", "policy.compile")

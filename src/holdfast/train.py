@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from holdfast.build import build_policy, build_world, lessons_of, pick_device
+from holdfast.build import build_policy, build_training_world, lessons_of, pick_device
 from holdfast.config import Config, change
 from holdfast.errors import ConfigError
 from holdfast.exam import evaluation_on_the_way, final_evaluation, require_playable, score_of
@@ -44,6 +44,7 @@ from holdfast.report import (
 )
 from holdfast.resume import Resumed, find_resumed, holding
 from holdfast.worlds import World, WorldSpec, closing_world
+from holdfast.worlds.pool import Pool
 
 Numbers = dict[str, int | float]
 
@@ -120,7 +121,7 @@ def _begin(recipe: str, config: Config, command: str, resumed: Resumed | None) -
 def _run(asked: _Asked) -> Run:
     config, resumed = asked.config, asked.resumed
     seed = config.seed if resumed is None else resumed.world_seed
-    world = build_world(config, asked.device, agents=config.world.agents, seed=seed)
+    world = build_training_world(config, asked.device, seed)
     with closing_world(world):
         policy = build_policy(config if resumed is None else resumed.to_build, world, asked.device)
         require_playable(config, policy, asked.device)
@@ -136,6 +137,8 @@ def _run(asked: _Asked) -> Run:
         # One that goes on is held since before anybody looked into it.
         with folder.locked() if resumed is None else nullcontext():
             console = _console(asked, folder, policy)
+            if isinstance(world, Pool):
+                world.tell(console.alarm)
             if resumed is None:
                 _announce(console, asked, folder, [lesson.unknown(world.spec) for lesson in lessons])
             tell = Tell(console, config.trainer.bptt_horizon, traced, folder.path / "trace.txt")
@@ -278,20 +281,16 @@ def _name(config: Config) -> str:
 
 
 def _announce(console: RunConsole, asked: _Asked, folder: RunFolder, warnings: Iterable[str]) -> None:
-    config, wanted = asked.config, asked.config.run
+    config, wanted, workers = asked.config, asked.config.run, asked.config.trainer.num_workers
     if wanted and folder.path.name != wanted:
         console.say(f"{config.runs_dir}/{wanted} exists and is left alone; this run is {folder.path.name}.")
     console.say(
-        f"run {folder.path} · {config.world.name} · {config.world.agents} agents · "
+        f"run {folder.path} · {config.world.name} · {config.world.agents} agents"
+        f"{f' in {workers} worker' + 's' * (workers > 1) if workers else ''} · "
         f"{config.iterations} iteration{'s' if config.iterations > 1 else ''} of "
         f"{config.trainer.batch_size:,} steps · seed {config.seed} · "
         f"recipe {asked.recipe}"
     )
-    if config.trainer.num_workers > 1:
-        console.say(
-            f"trainer.num_workers={config.trainer.num_workers} starts no workers: worlds run in this "
-            "process, but for world.vector=async."
-        )
     changed = difference(find_recipe(asked.recipe), config)
     if changed is not None:
         console.console.print(changed)

@@ -135,9 +135,16 @@ class Trainer(Knobs):
     )
     burn_in: Count = Field(default=16, ge=1, description="steps that warm up a state if stale=burn_in")
     num_workers: Count = Field(
-        default=1,
-        ge=1,
-        description="worker processes; none are started yet, but world.vector=async has its own",
+        default=0, ge=0, description="processes the agents' worlds live in; 0: in this one"
+    )
+    async_factor: Count = Field(
+        default=2, ge=1, description="with workers: shares of the agents; one is answered while others act"
+    )
+    worker_timeout: float = Field(
+        default=120.0, gt=0, description="seconds in which a worker must answer, else it is lost"
+    )
+    restart_workers: bool = Field(
+        default=False, description="start a lost worker anew, its agents forget; else the run ends"
     )
     check: HowOften = Field(
         default="first",

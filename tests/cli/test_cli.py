@@ -328,9 +328,11 @@ def test_a_good_call_trains_and_says_where_the_results_are(capsys, runs):
     assert not any(line.startswith("world.cues") for line in lines)
 
 
-def test_the_seeds_key_for_workers_is_taken_and_explained(capsys, runs):
-    assert main(["train", *TINY, "trainer.num_workers=2", f"runs_dir={runs}"]) == 0
-    assert "trainer.num_workers=2 starts no workers: worlds run in this process" in capsys.readouterr().out
+def test_workers_are_told_of_and_agents_that_cannot_be_shared_out_are_refused(capsys, runs):
+    assert main(["train", *TINY, "trainer.num_workers=1", f"runs_dir={runs}"]) == 0
+    assert "4 agents in 1 worker ·" in capsys.readouterr().out
+    assert main(["train", *TINY, "trainer.num_workers=3", f"runs_dir={runs}"]) == 2
+    assert "world.agents=4 cannot be shared out evenly" in capsys.readouterr().err
 
 
 def test_a_real_command_line_answers_a_misspelt_key_in_one_line(tmp_path):

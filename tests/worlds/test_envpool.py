@@ -16,6 +16,7 @@ from holdfast.experience.turns import live_in_turns
 from holdfast.unseen import in_this_process
 from holdfast.which_world import EnvpoolKnobs
 from holdfast.worlds import draws, make_world
+from holdfast.worlds.envpool import pool
 from holdfast.worlds.going_on import go_on, state_of
 from holdfast.worlds.turns import CountsFrom, TakesTurns
 from holdfast.worlds.watched import Watched, watched
@@ -79,23 +80,21 @@ def test_nobody_feels_how_many_others_there_are_and_a_reset_is_the_first_again()
 
 def by_agent(world, length, actions):
     """Live in turns; return what every agent was told, one after the other."""
-    told, pending = [[] for _ in range(world.agents)], world.reset()
+    told, pending, sizes = [[] for _ in range(world.agents)], world.reset(), []
 
-    def note(turn):
+    def hear():
+        turn = world.turn()
         for place, row in enumerate(turn.rows.tolist()):
             told[row].append([getattr(turn.step, name)[place] for name in FIELDS])
-
-    sizes = []
-
-    def answer(turn, when):
-        sizes.append(len(turn.rows))
-        return actions[when, turn.rows]
+        return turn
 
     for rollout in range(2):
-        begun = rollout * length
-        pending = live_in_turns(
-            world, pending, length, lambda turn, when, at=begun: answer(turn, when + at), note
-        )
+
+        def answer(turn, when, begun=rollout * length):
+            sizes.append(len(turn.rows))
+            world.answer(turn.rows, actions[begun + when, turn.rows])
+
+        pending = live_in_turns(world.shares, pending, length, answer, hear)
     return told, pending, sizes
 
 
@@ -232,6 +231,29 @@ def test_without_the_package_its_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "envpool", None)
     with pytest.raises(ConfigError, match=r"envpool is not installed; pip install 'holdfast\[envpool\]'"):
         poles()
+
+
+def test_a_pool_is_made_with_what_was_asked_for_and_those_that_nobody_sees(monkeypatch):
+    asked, make = [], envpool.make_gymnasium
+    monkeypatch.setattr(envpool, "make_gymnasium", lambda *a, **o: asked.append(o) or make(*a, **o))
+    poles(4, threads=3, vector="async", batch=2)
+    poles(4)
+    names = ("num_envs", "batch_size", "num_threads", "max_episode_steps")
+    assert [[each[name] for name in names] for each in asked] == [[5, 2, 3, 12], [4, 4, 0, 12]]
+
+
+@pytest.mark.parametrize(
+    ("space", "action"),
+    [
+        (spaces.Box(1, 2, (2,), np.float32), [1, 1]),
+        (spaces.Box(-1, 1, (1,), np.float32), [0]),
+        (spaces.Discrete(3, start=4), 4),
+    ],
+)
+def test_who_is_not_seen_does_what_can_be_done(space, action):
+    (resting,) = pool._resting(space)
+    assert resting.tolist() == action
+    assert space.contains(resting)
 
 
 def test_half_of_the_agents_are_answered_at_once_where_nobody_says_how_many():

@@ -91,13 +91,13 @@ class Collector:
     def _live_in_turns(self) -> tuple[TensorDict, TensorDict | None]:
         """Answer some while others act; return the states at the edges."""
         assert isinstance(self.world, TakesTurns)
-        store, device = self.policy.store, self._agent.device
+        world, store, device = self.world, self.policy.store, self._agent.device
         entries, warm = (
             Edges(self._state(), self.length, self.horizon, at)
             for at in (0, (self.horizon - self.lead) % self.horizon)
         )
 
-        def answer(turn: Turn, when: Int[Tensor, " N"]) -> Tensor:
+        def answer(turn: Turn, when: Int[Tensor, " N"]) -> None:
             rows = place_of(turn.rows, device)
             with store.among(rows):
                 for edges in (entries, warm) if self.lead else (entries,):
@@ -106,14 +106,18 @@ class Collector:
                 lived = self._answer(turn.step, rows, clock if isinstance(clock, int) else clock.to(device))
             # Before the world goes on: it may write its next step into the same tensors.
             self._note(rows, moment_of(when), lived)
-            return lived["actions"]
+            with self.stopwatch.timing("world"):
+                world.answer(turn.rows, lived["actions"])
 
-        self.pending = live_in_turns(self.world, self.pending, self.length, answer, self._told)
+        def hear() -> Turn:
+            with self.stopwatch.timing("world"):
+                turn = world.turn()
+            self.episodes.saw(turn.step, place_of(turn.rows, device))
+            return turn
+
+        self.pending = live_in_turns(world.shares, self.pending, self.length, answer, hear)
         self._clock += self.length
         return entries.states, warm.states if self.lead else None
-
-    def _told(self, turn: Turn) -> None:
-        self.episodes.saw(turn.step, place_of(turn.rows, self._agent.device))
 
     def _note(self, rows: slice | Tensor, when: int | Tensor, lived: TensorDict) -> None:
         """Write down what some lived, each in its row."""

@@ -1,7 +1,7 @@
 """A rollout in a world in which some agents are answered while others act."""
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
 import torch
@@ -9,36 +9,31 @@ from tensordict import TensorDict
 
 from holdfast.shapes import Int, Tensor
 from holdfast.worlds import Step
-from holdfast.worlds.turns import TakesTurns, Turn, joined, picked
+from holdfast.worlds.turns import Turn, joined, picked
 
 
 def live_in_turns(
-    world: TakesTurns,
+    shares: Sequence[Int[Tensor, " _"]],
     pending: Step,
     length: int,
-    answer: Callable[[Turn, Int[Tensor, " N"]], Tensor],
-    told: Callable[[Turn], None],
+    answer: Callable[[Turn, Int[Tensor, " N"]], None],
+    hear: Callable[[], Turn],
 ) -> Step:
     """Let every agent live so many steps from `pending` on; return what all of them are to answer next.
 
-    `answer` gives the actions of a turn, whose agents have lived as many steps as its second argument says;
-    `told` hears what came of actions.
+    `answer` lets the agents of a turn act, who have lived as many steps as its second argument says; `hear`
+    waits for the next turn.
     """
     lived, left = torch.zeros(len(pending.reward), dtype=torch.long), len(pending.reward)
-    coming = deque(Turn(rows, picked(pending, rows)) for rows in world.shares)
+    coming = deque(Turn(rows, picked(pending, rows)) for rows in shares)
     over: list[Turn] = []
     while left:
-        if coming:
-            turn = coming.popleft()
-        else:
-            turn = world.turn()
-            told(turn)
-        for part, when in _parts(turn, lived, length):
+        for part, when in _parts(coming.popleft() if coming else hear(), lived, length):
             if when is None:
                 over.append(part)
                 left -= len(part.rows)
             else:
-                world.answer(part.rows, answer(part, when))
+                answer(part, when)
                 lived[part.rows] += 1
     return joined(over)
 

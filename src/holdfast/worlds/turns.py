@@ -31,7 +31,7 @@ class TakesTurns(World, Protocol):
     at once.
     """
 
-    shares: tuple[Int[Tensor, " N"], ...]
+    shares: tuple[Int[Tensor, " _"], ...]
     """Who is answered together when everybody has been told something; each agent is in one of them."""
 
     def answer(self, rows: Int[Tensor, " N"], actions: Shaped[Tensor, "N ..."]) -> None:
@@ -78,4 +78,15 @@ def joined(turns: list[Turn]) -> Step:
     for each in fields(Step):
         found = [getattr(turn.step, each.name) for turn in turns]
         parts[each.name] = None if found[0] is None else torch.cat(found)[order]
+    return Step(**parts)
+
+
+def moved(step: Step, device: torch.device) -> Step:
+    """Hand a step over to a device; one that lies there stays as it is."""
+    if step.reward.device == device:
+        return step
+    parts = dict[str, Any]()
+    for each in fields(step):
+        whole = getattr(step, each.name)
+        parts[each.name] = None if whole is None else whole.to(device)
     return Step(**parts)

@@ -1,0 +1,186 @@
+"""The workers of a pool together: asked at the same time, told apart when something goes wrong."""
+
+import os
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.shapes import Int, Shaped, Tensor
+from holdfast.worlds import draws
+from holdfast.worlds.pool.line import GRACE_S, Line, LostError
+from holdfast.worlds.pool.nursery import nursery
+from holdfast.worlds.pool.shared import Layout, open_memory
+from holdfast.worlds.pool.worker import Piece
+from holdfast.worlds.pool.worker_error import WorkerError
+
+SHOWN = 24
+"""Actions that an error lists."""
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """A world by its name, and what it is made with."""
+
+    name: str
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the agents of a share are to do, and where what comes of it is written."""
+
+    share: int
+    slot: int
+    actions: Shaped[Tensor, "N ..."]
+    clock: int
+    """Which step of the share it is."""
+
+    @property
+    def words(self) -> dict[str, Any]:
+        """What a worker is told; the actions it finds in memory."""
+        kind = {"dtype": self.actions.dtype, "shape": tuple(self.actions.shape[1:])}
+        return {"share": self.share, "slot": self.slot, **kind}
+
+
+class Crew:
+    """Processes with one piece of every share each. One that is lost is an error, or started anew."""
+
+    def __init__(
+        self,
+        plan: Blueprint,
+        shares: tuple[Int[Tensor, " _"], ...],
+        workers: int,
+        *,
+        seed: int,
+        timeout: float,
+        restart: bool,
+        say: Callable[[str], object],
+    ) -> None:
+        self._plan, self._shares, self._seed = plan, shares, seed
+        self._timeout, self._restart, self.say = timeout, restart, say
+        self.each = len(shares[0]) // workers
+        """Agents of a piece."""
+        self.lives = [0] * workers
+        """How often each was started anew."""
+        self.layout: Layout | None = None
+        self.memory = open_memory()
+        self._clocks = [0] * len(shares)
+        self._orders: list[deque[Order]] = [deque() for _ in range(workers)]
+        # Who has done nothing yet: started anew in vain, it is not started again.
+        self._new = [True] * workers
+        self.lines, held = list[Line](), ExitStack()
+        self.close = weakref.finalize(self, _end, self.lines, self.memory, held)
+        self._nursery = held.enter_context(nursery())
+        self.lines.extend(Line(self._nursery, self.memory, timeout) for _ in range(workers))
+
+    def all(self, what: str, each: Callable[[int], dict[str, Any]] | None = None, **words: Any) -> list[Any]:
+        """Let every worker do something at the same time; give their answers."""
+        for number, line in enumerate(self.lines):
+            self._guarded(number, line.ask, what, **words, **({} if each is None else each(number)))
+        return [self._guarded(number, line.hear) for number, line in enumerate(self.lines)]
+
+    def one(self, number: int, what: str, **words: Any) -> Any:
+        """Let one worker do something."""
+        self._guarded(number, self.lines[number].ask, what, **words)
+        return self._guarded(number, self.lines[number].hear)
+
+    def pieces(self, number: int) -> list[Piece]:
+        """List the pieces of the world that live in a worker, one of each share."""
+        seed, life = self._seed, self.lives[number]
+        if life:
+            # It must not live again what ended it.
+            seed = draws.seed_of(seed, draws.STREAM_RESTARTED, life)
+        whole = self.each == sum(map(len, self._shares))
+        return [
+            Piece(self._plan.name, dict(self._plan.options), int(rows[0]), len(rows), seed, whole)
+            for rows in self.rows_of(number)
+        ]
+
+    def rows_of(self, number: int) -> list[Int[Tensor, " _"]]:
+        """List the agents of a worker, share by share."""
+        return [rows[number * self.each : (number + 1) * self.each] for rows in self._shares]
+
+    def relive(self, number: int, life: int) -> None:
+        """Let a worker live another life: as often started anew as in a run that goes on."""
+        self.lives[number] = life
+        self._begin(number, fresh=False)
+
+    def begin_step(self, share: int, slot: int, actions: Shaped[Tensor, "N ..."]) -> None:
+        """Let the agents of a share act."""
+        self._clocks[share] += 1
+        order = Order(share, slot, actions, self._clocks[share])
+        for number, line in enumerate(self.lines):
+            self._orders[number].append(order)
+            try:
+                line.ask("step", **order.words)
+            except LostError as lost:
+                self._lost(number, order, lost)
+
+    def end_step(self) -> list[int]:
+        """Wait until all have done the oldest order; name those who were started anew instead."""
+        return [number for number in range(len(self.lines)) if self._was_new(number)]
+
+    def _was_new(self, number: int) -> bool:
+        while True:
+            try:
+                new_here = self.lines[number].hear()
+            except LostError as lost:
+                self._lost(number, self._orders[number][0], lost)
+                continue
+            self._orders[number].popleft()
+            self._new[number] = False
+            return new_here
+
+    def _begin(self, number: int, *, fresh: bool) -> None:
+        self.one(number, "make", pieces=self.pieces(number))
+        self.one(number, "reset")
+        self.one(number, "show", layout=self.layout, place=number, fresh=fresh)
+
+    def _lost(self, number: int, order: Order, lost: LostError) -> None:
+        """Start a worker anew, if that is wanted and the last time led anywhere; else raise."""
+        error = self._error(number, lost, order)
+        if not self._restart or self._new[number]:
+            raise error
+        self.lines[number].kill()
+        self.lines[number] = Line(self._nursery, self.memory, self._timeout)
+        self.lives[number] += 1
+        self._new[number] = True
+        self._begin(number, fresh=True)
+        for each in self._orders[number]:
+            self._guarded(number, self.lines[number].ask, "step", **each.words)
+        agents = self.each * len(self._shares)
+        self.say(f"{str(error).splitlines()[0]} Started anew: its {agents} agents begin new episodes.")
+
+    def _guarded(self, number: int, call: Callable[..., Any], *words: Any, **named: Any) -> Any:
+        try:
+            return call(*words, **named)
+        except LostError as lost:
+            raise self._error(number, lost) from None
+
+    def _error(self, number: int, lost: LostError, order: Order | None = None) -> WorkerError:
+        pieces = self.rows_of(number)
+        pieces = pieces if order is None else [pieces[order.share]]
+        agents = " and ".join(f"{int(rows[0])} to {int(rows[-1])}" for rows in pieces)
+        told = f"Worker {number} of {len(self.lines)} ({self._plan.name}, agents {agents}) {lost.how}"
+        if order is not None:
+            begin = number * self.each
+            mine = order.actions[begin : begin + self.each].tolist()
+            more = f" and {len(mine) - SHOWN} more" if len(mine) > SHOWN else ""
+            told += f"; step {order.clock}, last actions {mine[:SHOWN]}{more}"
+        return WorkerError(f"{told}." + (f"\n{lost.where}" if lost.where else ""))
+
+
+def _end(lines: list[Line], memory: int, held: ExitStack) -> None:
+    """End all workers: together, so that nobody waits for one after the other."""
+    for line in lines:
+        line.end()
+    until = time.monotonic() + GRACE_S
+    for line in lines:
+        line.gone(until)
+    lines.clear()
+    os.close(memory)
+    held.close()

@@ -1,0 +1,119 @@
+"""A worker as the trainer sees it: what it is asked, what it answers, and how it ends."""
+
+import os
+import pickle
+import signal
+import socket
+import struct
+import time
+from multiprocessing.connection import Connection
+from typing import Any
+
+from holdfast.errors import ConfigError
+from holdfast.worlds.pool.nursery import Nursery
+from holdfast.worlds.pool.shared import open_memory
+
+GRACE_S = 2.0
+"""How long a worker that is told to end may take for it."""
+LAST_WORDS_S = 0.3
+"""How long one that hangs may take to say where."""
+LONGEST = 1 << 16
+"""Bytes of last words that are read."""
+
+
+class LostError(Exception):
+    """A worker raised, hung or died."""
+
+    def __init__(self, how: str, where: str = "") -> None:
+        super().__init__(how)
+        self.how, self.where = how, where
+
+
+class Line:
+    """One worker's process, and the way to it."""
+
+    def __init__(self, nursery: Nursery, memory: int, timeout: float) -> None:
+        self._nursery, self._timeout = nursery, timeout
+        mine, theirs = socket.socketpair()
+        # A worker that hangs reads nothing: nobody waits for it longer than for an answer.
+        patience = struct.pack("ll", int(timeout), int(timeout % 1 * 1e6))
+        mine.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
+        self._last_words = open_memory()
+        self.pid = nursery.bear((theirs.fileno(), memory, self._last_words))
+        """Its process."""
+        theirs.close()
+        self._way = Connection(os.dup(mine.fileno()))
+        mine.close()
+        self._code: int | None = None
+
+    def ask(self, what: str, **words: Any) -> None:
+        """Tell it to do something; it answers when it has."""
+        try:
+            self._way.send_bytes(pickle.dumps((what, words)))
+        except BlockingIOError:
+            raise self._hangs() from None
+        except OSError:
+            raise self._died() from None
+
+    def hear(self) -> Any:
+        """Wait for an answer; raise if it fails, hangs or dies."""
+        try:
+            if not self._way.poll(self._timeout):
+                raise self._hangs()
+            kind, told = pickle.loads(self._way.recv_bytes())
+        except (EOFError, OSError):
+            raise self._died() from None
+        if kind == "config":
+            raise ConfigError(told[0])
+        if kind == "fault":
+            raise LostError(f"failed: {told[0].rstrip('.')}", told[1])
+        return told
+
+    def end(self) -> None:
+        """Ask it to end."""
+        try:
+            self._way.send_bytes(pickle.dumps(("end", {})))
+        except OSError:
+            # It has ended already, or does not listen.
+            self._kill()
+
+    def gone(self, until: float) -> None:
+        """See to it that its process is gone: by itself until then, else by force."""
+        if self._ended(until - time.monotonic()) is None:
+            self._kill()
+            self._ended(GRACE_S)
+        self._way.close()
+        os.close(self._last_words)
+
+    def kill(self) -> None:
+        """End its process at once."""
+        self._kill()
+        self.gone(time.monotonic() + GRACE_S)
+
+    def _kill(self) -> None:
+        # Until it is asked how it ended, its number belongs to nobody else.
+        if self._code is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def _ended(self, patience: float) -> int | None:
+        """Wait until it has ended, and say how; None: it has not."""
+        if self._code is None:
+            self._code = self._nursery.ended(self.pid, max(0.0, patience))
+        return self._code
+
+    def _hangs(self) -> LostError:
+        """Say where it is while it does not answer."""
+        os.kill(self.pid, signal.SIGUSR1)
+        time.sleep(LAST_WORDS_S)
+        return LostError(f"did not answer within {self._timeout:g} seconds", self._said_last())
+
+    def _died(self) -> LostError:
+        code = self._ended(GRACE_S)
+        if code is None:
+            return LostError("closed its way to the trainer", self._said_last())
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        return LostError(how, self._said_last())
+
+    def _said_last(self) -> str:
+        os.lseek(self._last_words, 0, os.SEEK_SET)
+        return os.read(self._last_words, LONGEST).decode(errors="replace").strip()

@@ -1,0 +1,212 @@
+"""Runs whose worlds live in workers: the same numbers for any number of them, and nothing lost by a fault."""
+
+import gc
+import os
+import random
+import signal
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+import holdfast
+from faulty import HOW, named_memory
+from holdfast.experience import Collector
+from holdfast.keep import RunFolder
+from holdfast.worlds.pool import Pool, WorkerError
+from holdfast.worlds.pool.nursery import nursery
+from kept import TINY, apart, lines_of, words
+from test_killed import start
+from test_resume import ask, stopping
+
+QUICK = {"trainer.eval_episodes": 4, "trainer.check": "off", "trainer.checkpoint_interval": 1}
+TIMEOUT = 4.0
+PATIENCE = 60.0
+"""Seconds after which a run that should have ended hangs."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_nursery():
+    """Load everything once for all workers of these tests."""
+    with nursery():
+        yield
+
+
+def train(folder, name, workers, **keys):
+    keys = {key.replace("__", "."): value for key, value in keys.items()}
+    told = {**TINY, **QUICK, "runs_dir": str(folder), "run": name, "trainer.num_workers": workers, **keys}
+    return holdfast.train(None, {key: value for key, value in told.items() if value is not None})
+
+
+def workers_alive():
+    """The processes that were born for this one."""
+    mine = psutil.Process().children(recursive=True)
+    return [child for child in mine if child.is_running() and child.status() != psutil.STATUS_ZOMBIE][1:]
+
+
+WORLDS = {
+    "recall": {},
+    "truncated": {"world__truncate": True},
+    "gym": {"world": "gym:test_resume:Sums", "world__delay": None},
+    "burn in": {"trainer__stale": "burn_in", "trainer__burn_in": 2},
+}
+
+
+@pytest.mark.parametrize("kind", WORLDS)
+def test_any_number_of_workers_gives_the_same_numbers(tmp_path, kind):
+    runs = {workers: train(tmp_path, f"w{workers}", workers, **WORLDS[kind]) for workers in (1, 2, 4)}
+    lines = {workers: lines_of(run.folder) for workers, run in runs.items()}
+    assert lines[1] == lines[2] == lines[4]
+    assert max(line.get("memory/replay_error", 0.0) for line in lines[1]) <= 1e-5
+    # And where as many are answered at once, the same as without any.
+    alone = train(tmp_path, "alone", 0, **WORLDS[kind])
+    at_once = train(tmp_path, "at_once", 2, trainer__async_factor=1, **WORLDS[kind])
+    assert lines_of(alone.folder) == lines_of(at_once.folder)
+
+
+def test_what_is_lived_in_workers_is_really_lived_there(tmp_path, monkeypatch):
+    told, right = [], Pool.turn
+    monkeypatch.setattr(Pool, "turn", lambda self: told.append(len(self.pids)) or right(self))
+    train(tmp_path, "x", 2)
+    assert set(told) == {2}
+    assert len(told) >= 96
+    assert workers_alive() == []
+
+
+def test_a_run_in_workers_goes_on_bit_for_bit(tmp_path, monkeypatch):
+    keys = {"world": "gym:test_resume:Sums", "world__delay": None}
+    whole = train(tmp_path, "whole", 2, **keys)
+    with monkeypatch.context() as patched:
+        stopping(patched, Collector, "rollout", 4, ask)
+        parts = train(tmp_path, "parts", 2, **keys)
+    assert not parts.finished
+    assert holdfast.train(resume=parts.folder).finished
+    assert apart(whole.folder, parts.folder) == []
+    with pytest.raises(holdfast.errors.ConfigError, match=r"trainer.num_workers=4 cannot be changed"):
+        holdfast.train(resume=parts.folder, overrides={"trainer.num_workers": 4})
+
+
+def iterations_saved(folder):
+    notes = []
+    return RunFolder(folder).newest(notes.append).iteration, notes
+
+
+def struck(folder, name, chance, *, how, restart):
+    """Train until a fault at a drawn moment ends the run or one of its workers; say what came of it."""
+    workers = chance.choice([1, 2])
+    keys = {
+        "world": "faulty:Faulty",
+        "world__delay": None,
+        "world__how": "raise" if how == "struck" else how,
+        "world__when": 10**6 if how == "struck" else chance.randint(2, 45),
+        "world__who": chance.randrange(8),
+        "world__marker": str(folder / f"{name}.marker"),
+        "trainer__worker_timeout": TIMEOUT,
+        "trainer__restart_workers": restart,
+        "trainer__async_factor": chance.choice([1, 2]),
+    }
+    over = threading.Event()
+    if how == "struck":
+        threading.Thread(target=strike, args=(chance.random() * 0.4, chance.random(), over)).start()
+    begun = time.monotonic()
+    try:
+        return train(folder, name, workers, **keys), ""
+    except WorkerError as error:
+        return None, str(error)
+    finally:
+        over.set()
+        assert time.monotonic() - begun < PATIENCE, "it hung"
+
+
+def strike(delay, which, over):
+    """Kill one of the workers when there are any, at a drawn moment."""
+    while not workers_alive() and not over.is_set():
+        time.sleep(0.001)
+    over.wait(delay)
+    alive = [] if over.is_set() else workers_alive()
+    if alive:
+        os.kill(alive[int(which * len(alive))].pid, signal.SIGKILL)
+
+
+def require_clean(folder):
+    assert workers_alive() == []
+    assert "memfd:holdfast" not in Path("/proc/self/maps").read_text()
+    if folder.exists():
+        saved, notes = iterations_saved(folder)
+        # Every whole iteration was kept; what was told of is what can be gone on from.
+        assert saved == sum("eval/return_mean" not in line for line in lines_of(folder))
+        assert notes == []
+
+
+def faults(folder, times, seed):
+    chance, seen = random.Random(seed), []
+    for number in range(times):
+        how = (*HOW, "struck")[number % (len(HOW) + 1)]
+        restart = chance.random() < 0.5
+        run, told = struck(folder, f"r{number}", chance, how=how, restart=restart)
+        gc.collect()
+        require_clean(folder / f"r{number}")
+        assert (run is None) == bool(told)
+        if told:
+            assert told.startswith("Worker ")
+            seen.append(how)
+        else:
+            # Struck too late, or started anew: then the run is whole, and every clear that was due was made.
+            assert run.finished
+            for line in lines_of(run.folder)[:-1]:
+                assert line["memory/resets"] == line["memory/resets_due"]
+                assert line["memory/replay_error"] <= 1e-5
+    return seen
+
+
+def test_a_fault_at_any_moment_costs_no_checkpoint_no_process_and_no_memory(tmp_path, capsys):
+    assert faults(tmp_path, 5, seed=1)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("annotations_asleep")
+def test_fifty_faults_cost_no_checkpoint_no_process_and_no_memory(tmp_path, capsys):
+    assert len(set(faults(tmp_path, 50, seed=2))) >= 5
+
+
+def test_a_run_that_a_worker_ended_goes_on_where_it_was(tmp_path):
+    keys = {"world": "faulty:Faulty", "world__delay": None, "world__when": 20}
+    whole = train(tmp_path, "whole", 2, **keys, world__marker=str(tmp_path))
+    with pytest.raises(WorkerError, match=r"(?s)the bottom fell out.*last actions \[.*in _raise"):
+        train(tmp_path, "parts", 2, **keys, world__marker=str(tmp_path / "marker"))
+    saved, _ = iterations_saved(tmp_path / "parts")
+    assert saved == 2
+    assert holdfast.train(resume=tmp_path / "parts").finished
+    assert lines_of(whole.folder) == lines_of(tmp_path / "parts")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_asked_to_end_a_run_leaves_no_process_and_no_memory(tmp_path, number):
+    endless = {
+        "trainer__total_timesteps": 10**7,
+        "trainer__num_workers": 2,
+        "trainer__checkpoint_interval": 0,
+    }
+    process = start(tmp_path, words(tmp_path, "x", **endless))
+    file, patience = tmp_path / "x" / "metrics.jsonl", time.monotonic() + 120
+    while not (file.exists() and file.read_bytes().count(b"\n") >= 2):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < patience
+        time.sleep(0.01)
+    family = psutil.Process(process.pid).children(recursive=True)
+    assert len(family) == 3
+    assert named_memory([each.pid for each in family[1:]]) == []
+    # As a terminal does: everybody in the group hears it.
+    for each in family:
+        each.send_signal(number)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (1, "")
+    assert "it goes on by: holdfast train --resume" in out
+    _, alive = psutil.wait_procs(family, timeout=10)
+    assert alive == []
+    saved, notes = iterations_saved(tmp_path / "x")
+    assert saved == len(lines_of(tmp_path / "x"))
+    assert notes == []
