@@ -5,6 +5,7 @@ import json
 import pytest
 
 import holdfast
+from holdfast.errors import HoldfastError
 from holdfast.report import METRICS
 
 KEYS = {
@@ -70,3 +71,21 @@ def test_a_run_in_envpool_that_is_interrupted_begins_new_episodes_and_says_so(tm
     resumed = holdfast.train(None, {"trainer.total_timesteps": 192}, resume=run.folder)
     assert "envpool:CartPole-v1 cannot say where its environments are" in capsys.readouterr().out
     assert lines_of(resumed)[-1]["global_step"] > 96
+
+
+def test_crowds_live_the_same_in_any_number_of_workers(tmp_path):
+    keys = {**KEYS, **WORLDS["pettingzoo"], "world.agents": 12, "runs_dir": str(tmp_path)}
+    keys |= {"trainer.total_timesteps": 192, "trainer.batch_size": 96, "trainer.async_factor": 2}
+    one, two = (
+        lines_of(holdfast.train("general", {**keys, "trainer.num_workers": n, "run": f"x{n}"}))
+        for n in (1, 2)
+    )
+    assert one == two
+    assert sum(line.get("charts/episodes", 0) for line in one) > 10
+
+
+def test_envpool_has_threads_of_its_own_and_no_workers(tmp_path):
+    needs("envpool")
+    keys = {**KEYS, **WORLDS["envpool"], "runs_dir": str(tmp_path), "trainer.num_workers": 2}
+    with pytest.raises(HoldfastError, match=r"trainer\.num_workers=1"):
+        holdfast.train("general", {**keys, "trainer.total_timesteps": 96})
