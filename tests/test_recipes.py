@@ -16,11 +16,18 @@ def test_it_is_a_run_of_fast_in_its_world(name):
     assert config.world.name.replace(":", "_") == name or name in (
         "general",
         "cartpole",
+        "envpool_cartpole",
         "popgym_repeat_first",
         "popgym_cartpole",
     )
     assert config.policy.name == "fast"
     assert config == change(config, {})
+
+
+def test_a_pole_is_a_pole_wherever_it_stands():
+    here, there = find_recipe("cartpole"), find_recipe("envpool_cartpole")
+    assert here.world.keep == there.world.keep == (0, 2)
+    assert here.model_copy(update={"world": there.world}) == there
 
 
 def test_a_little_world_may_have_another_number_of_agents():

@@ -93,6 +93,13 @@ KINDS = {
         "world.previous_action": True,
         "world.autoreset": "next_step",
     },
+    "pettingzoo": {
+        "world": "pettingzoo:zoo_envs:Guests",
+        "world.agents": 6,
+        "trainer.batch_size": 48,
+        "trainer.minibatch_size": 24,
+        "trainer.total_timesteps": 288,
+    },
     "evaluated": {"trainer.eval_interval": 1},
 }
 

@@ -12,6 +12,14 @@ class ConfigError(HoldfastError):
     """The call is wrong: a key, a value, a name or a combination of them."""
 
 
+class CrowdError(ConfigError):
+    """So many agents do not make whole crowds; `crowd` is how many share a place."""
+
+    def __init__(self, told: str, crowd: int) -> None:
+        super().__init__(told)
+        self.crowd = crowd
+
+
 class ContractError(HoldfastError):
     """A world, policy or caller broke the contract it works under."""
 

@@ -13,7 +13,7 @@ from holdfast.keep.folder import GRAPH
 from holdfast.mettagrid_knobs import METTAGRID
 from holdfast.policies import COMPONENT
 from holdfast.policies.graph import OURS
-from holdfast.which_world import GYM, POPGYM
+from holdfast.which_world import ENVPOOL, GYM, POPGYM
 
 
 def refuse_named_code(folder: Path) -> None:
@@ -44,7 +44,8 @@ def code_named_in(folder: Path) -> list[str]:
 def _in_worlds(tree: Any) -> Iterator[str]:
     """List names in the knobs of a world, with all its parts; ids that are registered are no code."""
     for key, value in _leaves(tree):
-        known = key == "name" and value.startswith((GYM, POPGYM, METTAGRID)) and value.count(":") == 1
+        ours = (GYM, POPGYM, ENVPOOL, METTAGRID)
+        known = key == "name" and value.startswith(ours) and value.count(":") == 1
         # A wrapper is imported whatever its name looks like.
         if key == "wrappers" or (":" in value and not known):
             yield value

@@ -14,7 +14,7 @@ from holdfast.errors import ConfigError, ContractError
 from holdfast.experience import PATIENCE, Contest, Evaluation, MemoryMode, Score, compete, evaluate, score
 from holdfast.knobs import WorldKnobs
 from holdfast.policies import LSTMWrapper
-from holdfast.which_world import GymKnobs
+from holdfast.which_world import EnvpoolKnobs, GymKnobs
 from holdfast.worlds import World, WorldSpec, closing_world, draws
 
 AGENTS = 250
@@ -140,8 +140,9 @@ def good_number(spec: WorldSpec, episodes: int) -> int:
 
 def in_this_process(knobs: WorldKnobs) -> WorldKnobs:
     """Evaluate without processes: what is lived is the same, and there would be hundreds."""
-    if isinstance(knobs, GymKnobs) and knobs.vector == "async":
-        return knobs.model_copy(update={"vector": "sync"})
+    if isinstance(knobs, GymKnobs | EnvpoolKnobs) and knobs.vector == "async":
+        batch = {"batch": 0} if isinstance(knobs, EnvpoolKnobs) else {}
+        return knobs.model_copy(update={"vector": "sync", **batch})
     return knobs
 
 

@@ -15,6 +15,7 @@ from holdfast.named import find_named
 from holdfast.values import Count, Names, Numbers, first_complaint, optional, plain, several_named
 
 GYM, POPGYM, MIXTURE = "gym:", "popgym:", "mixture"
+PETTINGZOO, ENVPOOL = "pettingzoo:", "envpool:"
 RESERVED = ("agents", "seed", "device", "name", "crowd")
 """What every world is told besides its own options, and words that mean something here."""
 TYPED = (bool, int, float, str, tuple, list, dict)
@@ -22,10 +23,22 @@ PLAIN = (*TYPED, NoneType)
 """What can be written down."""
 
 
-class GymKnobs(WorldKnobs):
-    """A Gymnasium environment: gym:ID, popgym:NAME, or package.module:Class."""
+class _Door(WorldKnobs):
+    """What environments of other packages have in common."""
 
     name: str = Field(description="which world")
+    options: Annotated[dict[str, Any], BeforeValidator(plain)] = Field(
+        default={}, description="what the environment is made with, as in '{max_episode_steps: 200}'"
+    )
+    keep: Numbers = Field(default=(), description="which numbers of what is seen are shown; none: all")
+    previous_action: bool = Field(default=False, description="show the action before, too")
+    previous_reward: bool = Field(default=False, description="show the reward for it, too")
+    tell_first: bool = Field(default=False, description="show where an episode begins, too")
+
+
+class GymKnobs(_Door):
+    """A Gymnasium environment: gym:ID, popgym:NAME, or package.module:Class."""
+
     vector: Literal["sync", "async", "native"] = Field(
         default="sync",
         description="sync: in this process; async: each in one of its own; native: the id's own vector",
@@ -33,14 +46,25 @@ class GymKnobs(WorldKnobs):
     autoreset: Literal["auto", "same_step", "next_step", "disabled"] = Field(
         default="auto", description="when episodes restart; auto: same_step, or what a native vector does"
     )
-    options: Annotated[dict[str, Any], BeforeValidator(plain)] = Field(
-        default={}, description="what the environment is made with, as in '{max_episode_steps: 200}'"
-    )
     wrappers: Names = Field(default=(), description="package.module:Class,... around it, innermost first")
-    keep: Numbers = Field(default=(), description="which numbers of what is seen are shown; none: all")
-    previous_action: bool = Field(default=False, description="show the action before, too")
-    previous_reward: bool = Field(default=False, description="show the reward for it, too")
-    tell_first: bool = Field(default=False, description="show where an episode begins, too")
+
+
+class PettingZooKnobs(_Door):
+    """Parallel environments of PettingZoo, shared by several agents: MODULE or package.module:function."""
+
+    wrappers: Names = Field(default=(), description="package.module:function,... around it, innermost first")
+
+
+class EnvpoolKnobs(_Door):
+    """An environment of envpool, which runs many in threads: envpool:ID."""
+
+    vector: Literal["sync", "async"] = Field(
+        default="sync", description="sync: all are answered at once; async: those who are done first"
+    )
+    batch: Count = Field(
+        default=0, ge=0, description="async: how many are answered at once; 0: half of the agents"
+    )
+    threads: Count = Field(default=0, ge=0, description="threads they run in; 0: envpool decides")
 
 
 class Part(Knobs):
@@ -80,20 +104,34 @@ class MixtureKnobs(WorldKnobs):
         return parts
 
 
+DOORS: dict[str, type[WorldKnobs]] = {
+    GYM: GymKnobs,
+    POPGYM: GymKnobs,
+    PETTINGZOO: PettingZooKnobs,
+    ENVPOOL: EnvpoolKnobs,
+}
+"""The knobs of other packages' environments, by how their names begin."""
+DOOR_NAMES = {"gym:ID": GymKnobs, "pettingzoo:MODULE": PettingZooKnobs, "envpool:ID": EnvpoolKnobs}
+"""How such names are written, for people."""
+
+
 def knobs_of(name: str) -> type[WorldKnobs]:
     """Find the knobs of a world by its name; a class of yours is imported to see what it takes."""
     if name in WORLD_KNOBS:
         return WORLD_KNOBS[name]
     if name == MIXTURE:
         return MixtureKnobs
-    if name.startswith((GYM, POPGYM)) and not name.endswith(":"):
-        return GymKnobs
-    if name.startswith(METTAGRID) and not name.endswith(":"):
+    if name.startswith(METTAGRID) and name != METTAGRID:
         return METTAGRID_KNOBS.get(name, MettaGridKnobs)
+    for door, knobs in DOORS.items():
+        if name.startswith(door) and name != door:
+            return knobs
     if ":" in name:
         return _knobs_of_yours(name)
     known = [*WORLD_KNOBS, MIXTURE]
-    meant = did_you_mean(name, known, f"there is {', '.join(known)}, gym:ID, popgym:NAME, mettagrid:NAME.")
+    meant = did_you_mean(
+        name, known, f"there is {', '.join([*known, *DOOR_NAMES])}, popgym:NAME, mettagrid:NAME."
+    )
     raise ConfigError(
         f"world.name={name}: there is no such world; {meant} Your own goes by package.module:Class."
     )

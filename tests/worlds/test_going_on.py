@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_embedded import SHORT, TRUNCATING
 
-from gym_envs import MODES, TERMINATED, TRUNCATED, Counting
+from gym_envs import MODES, TERMINATED, TRUNCATED, Counting, Shows
 from holdfast.errors import ContractError
 from holdfast.worlds import WORLDS, Step, WorldSpec, closing_world, draws, make_world
 from holdfast.worlds.going_on import NOT_KEPT, go_on, put_back, state_of
@@ -231,6 +231,13 @@ class Own(gymnasium.Env):
 @given(st.sampled_from(MODES), st.integers(-9, 9), st.integers(0, 40))
 def test_trees_are_seen_and_arrays_taken_as_before(mode, seed, before):
     assert goes_on(lambda: watched(GymWorld(3, env=Own, seed=seed, autoreset=mode)), before, 20, seed)
+
+
+@pytest.mark.parametrize("before", [0, 3, 4])
+def test_several_choices_go_on_from_a_moment_at_which_none_was_made(before):
+    make = lambda: GymWorld(2, env=lambda: Shows(spaces.Discrete(5), spaces.MultiDiscrete([3, 300])))  # noqa: E731
+    whole, rest, _ = interrupted(make, before, 0)
+    assert len(whole) == len(rest) == 1
 
 
 class Hidden(Counting):

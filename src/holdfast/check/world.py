@@ -10,7 +10,7 @@ from holdfast.check import episodes, twins
 from holdfast.check.episodes import absent
 from holdfast.check.results import Law, Laws, Measurement
 from holdfast.check.visit import AGENTS, Make, Visit
-from holdfast.errors import ConfigError, HoldfastError
+from holdfast.errors import ConfigError, CrowdError, HoldfastError
 from holdfast.worlds import make_world
 
 WORLD_LAWS: dict[str, Callable[[Visit], list[Measurement]]] = {
@@ -95,9 +95,17 @@ def _enter(given: WorldToCheck) -> Visit:
     """Make the world for as many agents as show that crowds do not feel each other."""
     agents = given.agents or AGENTS
     if given.agents is None:
-        with Visit(given.make, AGENTS, given.seed, given.steps) as first:
-            agents = max(AGENTS // first.spec.crowd, 2) * first.spec.crowd
+        crowd = _crowd_of(given)
+        agents = max(AGENTS // crowd, 2) * crowd
     return Visit(given.make, agents, given.seed, given.steps)
+
+
+def _crowd_of(given: WorldToCheck) -> int:
+    try:
+        with Visit(given.make, AGENTS, given.seed, given.steps) as first:
+            return first.spec.crowd
+    except CrowdError as error:
+        return error.crowd
 
 
 def _measured(visit: Visit, name: str) -> list[Measurement]:

@@ -14,7 +14,7 @@ from holdfast.knobs import WORLD_KNOBS
 from holdfast.recipes import DEFAULT, ELSEWHERE, RECIPES, find_recipe, recipe_for
 from holdfast.report import lookup, typed
 from holdfast.train import Run, train
-from holdfast.which_world import MIXTURE, GymKnobs, MixtureKnobs
+from holdfast.which_world import DOOR_NAMES, MIXTURE, MixtureKnobs
 
 HELP = ("-h", "--help")
 TRACED = 42
@@ -121,7 +121,7 @@ def _print_help(name: str, world: str | None) -> None:
 
 def _print_worlds(out: Console, besides: str) -> None:
     out.print(f"Worlds besides {besides}, by world=NAME; with --help world=NAME their keys are told below:\n")
-    for name, kind in {**WORLD_KNOBS, "gym:ID": GymKnobs, MIXTURE: MixtureKnobs}.items():
+    for name, kind in {**WORLD_KNOBS, **DOOR_NAMES, MIXTURE: MixtureKnobs}.items():
         if name != besides:
             keys = ", ".join(f"world.{key}" for key in kind.model_fields if key not in ("name", "agents"))
             out.print(f"{name}: {kind.__doc__}\n  {keys}")

@@ -6,7 +6,7 @@ from holdfast.config import Config
 from holdfast.errors import ConfigError, did_you_mean
 from holdfast.mettagrid_knobs import METTAGRID_KNOBS
 from holdfast.recipes.arena import arena
-from holdfast.recipes.balance import cartpole, general
+from holdfast.recipes.balance import cartpole, envpool_cartpole, general
 from holdfast.recipes.constant import constant
 from holdfast.recipes.forage import forage
 from holdfast.recipes.key_value import key_value
@@ -34,12 +34,13 @@ RECIPES: dict[str, Callable[[], Config]] = {
     "constant": constant,
     "general": general,
     "cartpole": cartpole,
+    "envpool_cartpole": envpool_cartpole,
     "popgym_repeat_first": popgym_repeat_first,
     "popgym_cartpole": popgym_cartpole,
     "mettagrid_tmaze": mettagrid_tmaze,
     "mettagrid_collect": mettagrid_collect,
 }
-"""One for each world on tensors, by its name; some of Gymnasium's, and of mettagrid's."""
+"""One for each world on tensors, by its name; and some of other packages'."""
 DEFAULT = "recall"
 ELSEWHERE = "general"
 """Where to begin in worlds that nobody has tuned anything for."""

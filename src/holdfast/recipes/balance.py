@@ -4,7 +4,7 @@ from holdfast.config import Config, Policy
 from holdfast.knobs import RecallWorld, WorldKnobs
 from holdfast.recipes.falling import falling
 from holdfast.trainer_knobs import PPO, Optimizer, Trainer
-from holdfast.which_world import GymKnobs
+from holdfast.which_world import EnvpoolKnobs, GymKnobs
 
 
 def balance(world: WorldKnobs, *, steps: int, learning_rate_end: float = 2e-4) -> Config:
@@ -41,3 +41,8 @@ def general() -> Config:
 def cartpole() -> Config:
     """CartPole-v1 with its speeds hidden: best 500."""
     return balance(GymKnobs(name="gym:CartPole-v1", keep=(0, 2)), steps=250_000)
+
+
+def envpool_cartpole() -> Config:
+    """The same in envpool: best 500."""
+    return balance(EnvpoolKnobs(name="envpool:CartPole-v1", keep=(0, 2)), steps=250_000)

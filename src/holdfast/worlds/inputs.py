@@ -17,6 +17,15 @@ from holdfast.worlds.seen import Seen
 from holdfast.worlds.step import Anew, Step, World, WorldSpec
 
 
+def with_inputs(world: World, *, previous_action: bool, previous_reward: bool, tell_first: bool) -> World:
+    """Show beside what a world shows what is wanted; if that is nothing, leave it as it is."""
+    if not (previous_action or previous_reward or tell_first):
+        return world
+    return WithInputs(
+        world, previous_action=previous_action, previous_reward=previous_reward, tell_first=tell_first
+    )
+
+
 class WithInputs:
     """A world that also shows the action and the reward before an observation, or whether it is a first one.
 

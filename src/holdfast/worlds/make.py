@@ -16,10 +16,11 @@ from holdfast.knobs import WorldKnobs
 from holdfast.mettagrid_knobs import METTAGRID
 from holdfast.named import find_named
 from holdfast.values import first_complaint
-from holdfast.which_world import GYM, MIXTURE, POPGYM, Part, Parts, knobs_of
+from holdfast.which_world import ENVPOOL, GYM, MIXTURE, PETTINGZOO, POPGYM, Part, Parts, knobs_of
 from holdfast.worlds import draws
 from holdfast.worlds.arena import Arena
 from holdfast.worlds.constant import Constant
+from holdfast.worlds.envpool import envpool_world
 from holdfast.worlds.forage import Forage
 from holdfast.worlds.gym import GymWorld
 from holdfast.worlds.key_value import KeyValue
@@ -27,6 +28,7 @@ from holdfast.worlds.mettagrid import MettaGridWorld
 from holdfast.worlds.mixture import Mixture, share_out
 from holdfast.worlds.n_back import NBack
 from holdfast.worlds.parity import Parity
+from holdfast.worlds.pettingzoo import PettingZooWorld
 from holdfast.worlds.ragged import Ragged
 from holdfast.worlds.recall import Recall
 from holdfast.worlds.repeat_first import RepeatFirst
@@ -51,9 +53,9 @@ WORLDS: dict[str, Callable[..., World]] = {
 def make_world(name: str, agents: int = 64, **options: Any) -> World:
     """Build a world by its name: `make_world("recall", agents=64, delay=8, cues=4)`.
 
-    Besides those in `WORLDS` there are `gym:ID`, `popgym:NAME` and `mettagrid:NAME`, a class or function of
-    your own by `package.module:Name`, and `mixture` with `parts="recall weight=3 + n_back back=3"`. Every
-    world takes `seed` and `device`.
+    Besides those in `WORLDS` there are `gym:ID`, `popgym:NAME`, `pettingzoo:MODULE`, `envpool:ID` and
+    `mettagrid:NAME`, a class or function of your own by `package.module:Name`, and `mixture` with
+    `parts="recall weight=3 + n_back back=3"`. Every world takes `seed` and `device`.
     """
     if name in WORLDS:
         return _made(WORLDS[name], name, agents, options)
@@ -65,6 +67,10 @@ def make_world(name: str, agents: int = 64, **options: Any) -> World:
         return _made(GymWorld, name, agents, {"env": _popgym_id(name.removeprefix(POPGYM)), **options})
     if name.startswith(METTAGRID):
         return _simulated(name, agents, options)
+    if name.startswith(PETTINGZOO):
+        return _made(PettingZooWorld, name, agents, {"env": name.removeprefix(PETTINGZOO), **options})
+    if name.startswith(ENVPOOL):
+        return _made(envpool_world, name, agents, {"env": name.removeprefix(ENVPOOL), **options})
     # Refuses names that mean nothing.
     knobs_of(name)
     kind = find_named(name, "world.name=")

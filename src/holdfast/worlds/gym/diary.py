@@ -97,7 +97,9 @@ class Diary:
 
 def counted(actions: list[Any], space: gymnasium.Space[Any]) -> np.ndarray:
     """Write actions as they are noted: choices are counted from 0."""
-    return (np.array(actions, space.dtype) - first_of(space)).astype(kept_as(space))
+    # Of none, too, the shape must be told.
+    array = np.array(actions, space.dtype).reshape(-1, *(space.shape or ()))
+    return (array - first_of(space)).astype(kept_as(space))
 
 
 def actions_in(noted: np.ndarray, space: gymnasium.Space[Any]) -> np.ndarray:

@@ -13,9 +13,10 @@ from holdfast.errors import ConfigError, did_you_mean
 from holdfast.named import find_named
 from holdfast.worlds.gym.numbered import said
 
-EXTRAS = {"popgym": "popgym"}
+EXTRAS = {"popgym": "popgym", "pettingzoo": "pettingzoo", "envpool": "envpool"}
 """Packages that come with an extra of this one."""
 Wrap = str | Callable[[Any], Any]
+NamedWrap = tuple[str, Callable[[Any], Any]]
 
 
 @dataclass(frozen=True)
@@ -47,14 +48,19 @@ def find_env(env: str | Callable[..., Any], options: Mapping[str, Any], wrappers
             f"gym:{env}: every agent needs an environment of its own; give an id, a class or a function that "
             "makes one, not one that is made."
         )
-    around = [_wrapper(wrap) for wrap in wrappers]
+    around = wrappers_named(wrappers)
     spec = found if isinstance(found, EnvSpec) else None
     return Found(name, partial(_made, name, make, around), spec)
 
 
-def _made(
-    name: str, make: Callable[[], Any], around: Sequence[tuple[str, Callable[[Any], Any]]]
-) -> gymnasium.Env[Any, Any]:
+def _made(name: str, make: Callable[[], Any], around: Sequence[NamedWrap]) -> gymnasium.Env[Any, Any]:
+    env = made_and_wrapped(name, make, around)
+    if not isinstance(env, gymnasium.Env):
+        raise ConfigError(f"{name}: {env!r} was made; what is wanted is a gymnasium.Env.")
+    return env
+
+
+def made_and_wrapped(name: str, make: Callable[[], Any], around: Sequence[NamedWrap]) -> Any:
     """Make one environment and wrap it, innermost first."""
     doing, env = "cannot be made", None
     try:
@@ -64,15 +70,18 @@ def _made(
             env = wrap(env)
     except Exception as error:
         raise ConfigError(f"{name} {doing}: {said(error)}") from error
-    if not isinstance(env, gymnasium.Env):
-        raise ConfigError(f"{name}: {env!r} was made; what is wanted is a gymnasium.Env.")
     return env
 
 
-def _wrapper(wrap: Wrap) -> tuple[str, Callable[[Any], Any]]:
+def wrappers_named(wrappers: Sequence[Wrap]) -> list[NamedWrap]:
+    """Find what is to go around an environment, each with its name."""
+    return [_wrapper(wrap) for wrap in wrappers]
+
+
+def _wrapper(wrap: Wrap) -> NamedWrap:
     if not isinstance(wrap, str):
         return getattr(wrap, "__name__", repr(wrap)), wrap
-    _import(wrap, wrap.partition(":")[0], "world.wrappers=")
+    import_for(wrap, wrap.partition(":")[0], "world.wrappers=")
     return wrap, find_named(wrap, "world.wrappers=")
 
 
@@ -81,7 +90,7 @@ def _named(name: str) -> Any:
     module, colon, thing = name.rpartition(":")
     if not colon:
         return _registered(name, name, "")
-    inside = vars(_import(name, module, "gym:"))
+    inside = vars(import_for(name, module, "gym:"))
     if thing in gymnasium.registry or thing not in inside:
         others = [each for each in inside if not each.startswith("_")] if thing.isidentifier() else []
         return _registered(thing, name, f"{module}:", others)
@@ -100,8 +109,8 @@ def _registered(env_id: str, name: str, prefix: str, others: Sequence[str] = ())
         ) from error
 
 
-def _import(name: str, module: str, key: str) -> Any:
-    """Import a module that an environment or a wrapper is in."""
+def import_for(name: str, module: str, key: str) -> Any:
+    """Import a module that an environment or a wrapper is in; errors say for which key."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

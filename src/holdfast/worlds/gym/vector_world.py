@@ -26,6 +26,14 @@ SEEDS = 1 << 31
 """Seeds below this are taken by every environment."""
 
 
+def openings(before: np.ndarray, ended: np.ndarray, agents: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Say whose reset was shown in place of an answer: theirs whose episode had ended one call before."""
+    if (before & ended).any():
+        agent = int(agents[int((before & ended).argmax())])
+        raise FaultError("it restarts, and its first observation comes with terminated or truncated", agent)
+    return before
+
+
 class VectorWorld:
     """Tells what a vector environment does, step by step.
 
@@ -173,13 +181,8 @@ class VectorWorld:
         close_env(self.env)
 
     def _begun(self, ended: np.ndarray) -> np.ndarray:
-        """Say whose reset was shown in place of an answer: theirs whose episode had ended one call before."""
-        first, self._ended = self._ended, ended
-        if (first & ended).any():
-            agent = int((first & ended).argmax())
-            raise FaultError(
-                "it restarts, and its first observation comes with terminated or truncated", agent
-            )
+        """Say who begins an episode, and note whose is over."""
+        first, self._ended = openings(self._ended, ended, self._everyone), ended
         return first
 
     def _restarted(self, seen: Seen, info: Mapping[str, Any], ended: np.ndarray) -> tuple[Seen, Seen]:

@@ -12,8 +12,8 @@ from holdfast.worlds.going_on import put_back, state_of
 from holdfast.worlds.gym.build import Autoreset, Vector, build
 from holdfast.worlds.gym.find import Wrap
 from holdfast.worlds.gym.vector_world import VectorWorld
-from holdfast.worlds.inputs import WithInputs
-from holdfast.worlds.step import Anew, Step, World
+from holdfast.worlds.inputs import with_inputs
+from holdfast.worlds.step import Anew, Step
 
 
 class GymWorld:
@@ -51,14 +51,12 @@ class GymWorld:
             env, agents, vector=vector, autoreset=autoreset, options=options or {}, wrappers=wrappers
         )
         self._vector = VectorWorld(built, seed=seed, device=device, keep=keep)
-        self._world: World = self._vector
-        if previous_action or previous_reward or tell_first:
-            self._world = WithInputs(
-                self._vector,
-                previous_action=previous_action,
-                previous_reward=previous_reward,
-                tell_first=tell_first,
-            )
+        self._world = with_inputs(
+            self._vector,
+            previous_action=previous_action,
+            previous_reward=previous_reward,
+            tell_first=tell_first,
+        )
         self.agents, self.spec, self.name = agents, self._world.spec, built.name
 
     def count_from(self, first_agent: int) -> None:

@@ -1,0 +1,91 @@
+"""Whole runs in worlds of other packages: replayed as they were lived, and cleared as often as they ended."""
+
+import json
+
+import pytest
+
+import holdfast
+from holdfast.errors import HoldfastError
+from holdfast.report import METRICS
+
+KEYS = {
+    "policy": "fast",
+    "policy.hidden_size": 8,
+    "policy.num_layers": 1,
+    "trainer.bptt_horizon": 8,
+    "trainer.batch_size": 96,
+    "trainer.minibatch_size": 48,
+    "trainer.eval_episodes": 6,
+    "runs_dir": "runs",
+}
+SHORT = {"world": "envpool:CartPole-v1", "world.agents": 12, "world.options": {"max_episode_steps": 9}}
+WORLDS = {
+    "pettingzoo": {"world": "pettingzoo:zoo_envs:Guests", "world.agents": 6},
+    "envpool": SHORT,
+    "envpool in turns": {**SHORT, "world.vector": "async", "world.batch": 4},
+}
+
+
+def lines_of(run):
+    clocks = {name for name, metric in METRICS.items() if metric.kind == "time"}
+    lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key not in clocks} for line in lines]
+
+
+def needs(world):
+    pytest.importorskip(WORLDS[world]["world"].partition(":")[0])
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_what_is_replayed_is_what_was_lived_and_every_end_clears_once(tmp_path, world):
+    needs(world)
+    keys = {**KEYS, **WORLDS[world], "runs_dir": str(tmp_path), "trainer.total_timesteps": 480}
+    *updates, _ = lines_of(holdfast.train("general", {**keys, "run": "x"}))
+    assert len(updates) >= 5
+    for line in updates:
+        assert line["memory/replay_error"] <= 1e-5
+        assert line["memory/resets"] == line["memory/resets_due"]
+    assert sum(line["memory/resets"] for line in updates) > 20
+    assert sum(line["charts/episodes"] for line in updates) > 20
+
+
+def test_in_turns_the_same_is_lived_as_all_at_once(tmp_path):
+    """The policy is asked for other rows at a time, so numbers may differ in their last digits."""
+    needs("envpool")
+    keys = {**KEYS, "runs_dir": str(tmp_path), "trainer.total_timesteps": 192}
+    told = []
+    for world in ("envpool", "envpool in turns"):
+        *updates, _ = lines_of(
+            holdfast.train("general", {**keys, **WORLDS[world], "run": world.replace(" ", "_")})
+        )
+        told.append([[line[key] for key in ("global_step", "charts/episodes")] for line in updates])
+        told[-1] += [pytest.approx(updates[0]["losses/value_loss"], rel=1e-4)]
+    assert told[0] == told[1]
+
+
+@pytest.mark.parametrize("world", ["envpool", "envpool in turns"])
+def test_a_run_in_envpool_that_is_interrupted_begins_new_episodes_and_says_so(tmp_path, world, capsys):
+    needs(world)
+    keys = {**KEYS, **WORLDS[world], "runs_dir": str(tmp_path), "run": "x"}
+    run = holdfast.train("general", {**keys, "trainer.total_timesteps": 96})
+    resumed = holdfast.train(None, {"trainer.total_timesteps": 192}, resume=run.folder)
+    assert "envpool:CartPole-v1 cannot say where its environments are" in capsys.readouterr().out
+    assert lines_of(resumed)[-1]["global_step"] > 96
+
+
+def test_crowds_live_the_same_in_any_number_of_workers(tmp_path):
+    keys = {**KEYS, **WORLDS["pettingzoo"], "world.agents": 12, "runs_dir": str(tmp_path)}
+    keys |= {"trainer.total_timesteps": 192, "trainer.batch_size": 96, "trainer.async_factor": 2}
+    one, two = (
+        lines_of(holdfast.train("general", {**keys, "trainer.num_workers": n, "run": f"x{n}"}))
+        for n in (1, 2)
+    )
+    assert one == two
+    assert sum(line.get("charts/episodes", 0) for line in one) > 10
+
+
+def test_envpool_has_threads_of_its_own_and_no_workers(tmp_path):
+    needs("envpool")
+    keys = {**KEYS, **WORLDS["envpool"], "runs_dir": str(tmp_path), "trainer.num_workers": 2}
+    with pytest.raises(HoldfastError, match=r"trainer\.num_workers=1"):
+        holdfast.train("general", {**keys, "trainer.total_timesteps": 96})
