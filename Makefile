@@ -14,7 +14,7 @@ train: $(READY)
 test: $(READY) lint
 	$(BIN)/python -m pytest -n 2 -m "not slow"
 
-slow: $(READY) $(VENV)/tensordict-oldest/.ready
+slow: $(READY) $(VENV)/.envpool $(VENV)/tensordict-oldest/.ready
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
 	PYTHONPATH=$(VENV)/tensordict-oldest $(BIN)/python -m pytest -n 2 -m "not slow" tests/memory tests/experience tests/learn \
 		tests/policies/test_wrapper.py tests/policies/test_template.py tests/policies/test_binding.py
@@ -51,6 +51,11 @@ $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+# 750 MB of games: only who runs the slow tests needs them.
+$(VENV)/.envpool: $(READY)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[envpool]'
 	touch $@
 
 # The oldest tensordict we support, laid beside the environment and put in front of it by `make slow`.

@@ -87,7 +87,6 @@ KINDS = {
     },
     "mixture": {"world": "mixture", "world.parts": "recall weight=3 + n_back", "world.agents": 8},
     "gym": {"world": "gym:test_resume:Sums"},
-    "processes": {"world": "gym:test_resume:Sums", "world.vector": "async", "world.agents": 4},
     "gym, inputs": {
         "world": "gym:test_resume:Sums",
         "world.previous_action": True,

@@ -1,6 +1,5 @@
 """Whole runs with all that the trainer has: NaN, checkpoints, teachers, traces, trackers, repetition."""
 
-import importlib
 import io
 import itertools
 import json
@@ -99,26 +98,6 @@ def test_the_same_seed_twice_is_the_same_file_but_for_times(tmp_path, more):
     assert len(mine) == 5
     third = run(tmp_path / "c", seed=6, **more)
     assert [json.dumps(untimed(line)) for line in lines_of(third.folder)] != mine
-
-
-def test_the_same_seed_twice_is_the_same_file_with_worker_processes_too(tmp_path):
-    keys = {
-        "world": "gym:CartPole-v1",
-        "world.agents": 4,
-        "trainer.bptt_horizon": 8,
-        "trainer.batch_size": 64,
-        "trainer.minibatch_size": 32,
-        "trainer.total_timesteps": 192,
-        "trainer.eval_episodes": 4,
-        "policy.hidden_size": 8,
-    }
-    found = []
-    for name, vector in (("a", "async"), ("b", "async"), ("c", "sync")):
-        keys |= {"runs_dir": str(tmp_path / name), "world.vector": vector}
-        made = holdfast.train(None, keys)
-        found.append([untimed(line) for line in lines_of(made.folder)])
-    # Processes or not: what is lived is the same.
-    assert found[0] == found[1] == found[2]
 
 
 class Poisonous(gymnasium.Env):
@@ -380,34 +359,6 @@ def poisoned(answer):
 def test_compiled_policies_are_monitored_too(tmp_path):
     made = run(tmp_path, policy__compile=True, trainer__total_timesteps=256)
     assert made.metrics["memory/gradient_reach"] >= 1
-
-
-def test_an_evaluation_starts_no_processes(tmp_path, monkeypatch):
-    started = []
-    build = importlib.import_module("holdfast.worlds.gym.build")
-    honest = build._async
-
-    def noting(found, agents, mode):
-        started.append(agents)
-        return honest(found, agents, mode)
-
-    monkeypatch.setattr(build, "_async", noting)
-    keys = {
-        "world": "gym:CartPole-v1",
-        "world.agents": 2,
-        "world.vector": "async",
-        "trainer.bptt_horizon": 8,
-        "trainer.batch_size": 32,
-        "trainer.minibatch_size": 16,
-        "trainer.total_timesteps": 32,
-        "trainer.eval_episodes": 6,
-        "policy.hidden_size": 8,
-        "runs_dir": str(tmp_path),
-    }
-    made = holdfast.train(None, keys)
-    assert started == [2]
-    # Ends are not reached in 16 steps, or they are: either way the run is whole.
-    assert made.finished
 
 
 def test_times_add_up_to_all_the_time_that_passed(tmp_path):

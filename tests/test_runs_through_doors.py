@@ -24,6 +24,8 @@ WORLDS = {
     "envpool": SHORT,
     "envpool in turns": {**SHORT, "world.vector": "async", "world.batch": 4},
 }
+# envpool is installed where slow tests run: it is big.
+OF_ENVPOOL = [pytest.param(name, marks=pytest.mark.slow) for name in WORLDS if name.startswith("envpool")]
 
 
 def lines_of(run):
@@ -36,7 +38,7 @@ def needs(world):
     pytest.importorskip(WORLDS[world]["world"].partition(":")[0])
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("world", ["pettingzoo", *OF_ENVPOOL])
 def test_what_is_replayed_is_what_was_lived_and_every_end_clears_once(tmp_path, world):
     needs(world)
     keys = {**KEYS, **WORLDS[world], "runs_dir": str(tmp_path), "trainer.total_timesteps": 480}
@@ -49,6 +51,7 @@ def test_what_is_replayed_is_what_was_lived_and_every_end_clears_once(tmp_path, 
     assert sum(line["charts/episodes"] for line in updates) > 20
 
 
+@pytest.mark.slow
 def test_in_turns_the_same_is_lived_as_all_at_once(tmp_path):
     """The policy is asked for other rows at a time, so numbers may differ in their last digits."""
     needs("envpool")
@@ -63,7 +66,7 @@ def test_in_turns_the_same_is_lived_as_all_at_once(tmp_path):
     assert told[0] == told[1]
 
 
-@pytest.mark.parametrize("world", ["envpool", "envpool in turns"])
+@pytest.mark.parametrize("world", OF_ENVPOOL)
 def test_a_run_in_envpool_that_is_interrupted_begins_new_episodes_and_says_so(tmp_path, world, capsys):
     needs(world)
     keys = {**KEYS, **WORLDS[world], "runs_dir": str(tmp_path), "run": "x"}
@@ -84,6 +87,7 @@ def test_crowds_live_the_same_in_any_number_of_workers(tmp_path):
     assert sum(line.get("charts/episodes", 0) for line in one) > 10
 
 
+@pytest.mark.slow
 def test_envpool_has_threads_of_its_own_and_no_workers(tmp_path):
     needs("envpool")
     keys = {**KEYS, **WORLDS["envpool"], "runs_dir": str(tmp_path), "trainer.num_workers": 2}

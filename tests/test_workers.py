@@ -75,6 +75,18 @@ def test_what_is_lived_in_workers_is_really_lived_there(tmp_path, monkeypatch):
     assert workers_alive() == []
 
 
+def test_an_evaluation_starts_no_workers(tmp_path, monkeypatch):
+    started, right = [], Pool.__init__
+
+    def noting(self, *given, **named):
+        started.append(named["workers"])
+        right(self, *given, **named)
+
+    monkeypatch.setattr(Pool, "__init__", noting)
+    assert train(tmp_path, "x", 1, trainer__eval_interval=2).finished
+    assert started == [1]
+
+
 def test_a_run_in_workers_goes_on_bit_for_bit(tmp_path, monkeypatch):
     keys = {"world": "gym:test_resume:Sums", "world__delay": None}
     whole = train(tmp_path, "whole", 2, **keys)

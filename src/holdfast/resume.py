@@ -26,7 +26,7 @@ FIXED = (
     *("trainer.optimizer.name", "trainer.teachers", "trainer.num_workers", "trainer.async_factor"),
 )
 """Keys, and beginnings of keys, on which what was saved depends."""
-FREE = ("world.vector", "policy.kernel", "policy.compile")
+FREE = ("policy.kernel", "policy.compile")
 """Those among them on which it does not."""
 
 

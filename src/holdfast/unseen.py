@@ -14,7 +14,7 @@ from holdfast.errors import ConfigError, ContractError
 from holdfast.experience import PATIENCE, Contest, Evaluation, MemoryMode, Score, compete, evaluate, score
 from holdfast.knobs import WorldKnobs
 from holdfast.policies import LSTMWrapper
-from holdfast.which_world import EnvpoolKnobs, GymKnobs
+from holdfast.which_world import EnvpoolKnobs
 from holdfast.worlds import World, WorldSpec, closing_world, draws
 
 AGENTS = 250
@@ -121,8 +121,8 @@ def unseen_seed(config: Config, number: int) -> int:
 def unseen_world(
     knobs: WorldKnobs, device: torch.device, agents: int, seed: int
 ) -> AbstractContextManager[World]:
-    """Build a world without processes, and close it in the end."""
-    return closing_world(build_from(in_this_process(knobs), device, agents=agents, seed=seed))
+    """Build a world in which all are answered at once, and close it in the end."""
+    return closing_world(build_from(at_once(knobs), device, agents=agents, seed=seed))
 
 
 def spec_of(knobs: WorldKnobs, device: torch.device) -> WorldSpec:
@@ -138,11 +138,10 @@ def good_number(spec: WorldSpec, episodes: int) -> int:
     return max(fewest, math.ceil(episodes / rounds / spec.crowd) * spec.crowd)
 
 
-def in_this_process(knobs: WorldKnobs) -> WorldKnobs:
-    """Evaluate without processes: what is lived is the same, and there would be hundreds."""
-    if isinstance(knobs, GymKnobs | EnvpoolKnobs) and knobs.vector == "async":
-        batch = {"batch": 0} if isinstance(knobs, EnvpoolKnobs) else {}
-        return knobs.model_copy(update={"vector": "sync", **batch})
+def at_once(knobs: WorldKnobs) -> WorldKnobs:
+    """Answer all agents at once: what is lived is the same, and evaluations repeat."""
+    if isinstance(knobs, EnvpoolKnobs) and knobs.vector == "async":
+        return knobs.model_copy(update={"vector": "sync", "batch": 0})
     return knobs
 
 

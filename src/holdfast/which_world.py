@@ -39,9 +39,8 @@ class _Door(WorldKnobs):
 class GymKnobs(_Door):
     """A Gymnasium environment: gym:ID, popgym:NAME, or package.module:Class."""
 
-    vector: Literal["sync", "async", "native"] = Field(
-        default="sync",
-        description="sync: in this process; async: each in one of its own; native: the id's own vector",
+    vector: Literal["sync", "native"] = Field(
+        default="sync", description="sync: made here, side by side; native: the id's own vector"
     )
     autoreset: Literal["auto", "same_step", "next_step", "disabled"] = Field(
         default="auto", description="when episodes restart; auto: same_step, or what a native vector does"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from holdfast.check import check_world
 from holdfast.errors import ConfigError, ContractError
 from holdfast.experience.turns import live_in_turns
-from holdfast.unseen import in_this_process
+from holdfast.unseen import at_once
 from holdfast.which_world import EnvpoolKnobs
 from holdfast.worlds import draws, make_world
 from holdfast.worlds.envpool import pool
@@ -22,6 +22,8 @@ from holdfast.worlds.turns import CountsFrom, TakesTurns
 from holdfast.worlds.watched import Watched, watched
 
 envpool = pytest.importorskip("envpool")
+# Installed where slow tests run: it is big.
+pytestmark = pytest.mark.slow
 
 FIELDS = ("obs", "reward", "terminated", "truncated", "first", "valid", "trial", "last_obs")
 SHORT = {"max_episode_steps": 12}
@@ -268,7 +270,7 @@ def test_it_is_no_share_of_a_bigger_world():
 
 def test_it_is_evaluated_all_at_once():
     knobs = EnvpoolKnobs(name="envpool:CartPole-v1", vector="async", batch=8, agents=16)
-    there = in_this_process(knobs)
+    there = at_once(knobs)
     assert (there.vector, there.batch, there.agents) == ("sync", 0, 16)
 
 

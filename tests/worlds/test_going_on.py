@@ -165,14 +165,6 @@ def test_it_goes_on_from_any_moment_around_an_end(mode, before):
     assert same_steps(whole, rest)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("ways", [("async", "async"), ("sync", "async"), ("async", "sync")])
-def test_environments_in_processes_go_on_and_may_move_in_and_out(mode, ways):
-    ways = iter(ways)
-    options = {"max_episode_steps": 10}
-    assert goes_on(lambda: cart_poles(vector=next(ways), autoreset=mode, options=options), 10, 15)
-
-
 def test_a_world_that_lived_elsewhere_goes_on_with_no_reset_due():
     one, other = (cart_poles(autoreset="next_step", options={"max_episode_steps": 6}) for _ in range(2))
     actions = some_actions(one, 30)
@@ -186,10 +178,9 @@ def test_a_world_that_lived_elsewhere_goes_on_with_no_reset_due():
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("vector", ["sync", "async"])
-def test_what_is_shown_beside_an_observation_goes_on(mode, vector):
+def test_what_is_shown_beside_an_observation_goes_on(mode):
     shown = {"previous_action": True, "previous_reward": True, "tell_first": True}
-    shown |= {"autoreset": mode, "vector": vector, "options": {"max_episode_steps": 6}}
+    shown |= {"autoreset": mode, "options": {"max_episode_steps": 6}}
     assert goes_on(lambda: watched(cart_poles(**shown)), 13, 9)
 
 
@@ -311,9 +302,8 @@ class Cued(gymnasium.Env):
 
 
 @pytest.mark.parametrize("tell", ["array", "dict", "tuple", "number", "reward"])
-@pytest.mark.parametrize("vector", ["sync", "async"])
-def test_a_cue_that_is_no_longer_seen_is_found_to_be_another_one(tell, vector):
-    with closing_world(GymWorld(1, env=Cued, vector=vector, options={"tell": tell})) as world:
+def test_a_cue_that_is_no_longer_seen_is_found_to_be_another_one(tell):
+    with closing_world(GymWorld(1, env=Cued, options={"tell": tell})) as world:
         world.reset()
         lived(world, some_actions(world, 6))
         anew = put_back(world, state_of(world))
@@ -855,10 +845,9 @@ def test_a_state_of_other_worlds_is_refused():
 @pytest.mark.parametrize(
     "path", [["before", "state"], ["before"], ["actions"], ["seed"], ["after", "state", "inc"]]
 )
-@pytest.mark.parametrize("vector", ["sync", "async"])
-def test_a_damaged_diary_costs_its_agent_the_episode_and_nothing_more(path, vector):
+def test_a_damaged_diary_costs_its_agent_the_episode_and_nothing_more(path):
     value = {"actions": np.arange(16, dtype=np.uint8), "seed": -7}.get(path[-1], {"state": "x"})
-    with closing_world(cart_poles(vector=vector)) as world:
+    with closing_world(cart_poles()) as world:
         world.reset()
         lived(world, some_actions(world, 60))
         anew = put_back(world, changed(state_of(world), ["envs", 2, *path], value))

@@ -7,7 +7,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -286,7 +286,7 @@ def kill(processes):
 @pytest.mark.parametrize("which", [slice(0, 1), slice(1, 2), slice(0, 2)])
 @pytest.mark.parametrize("when", ["before", "in a step", "while closing"])
 def test_processes_that_are_gone_do_not_keep_a_world_from_closing(which, when):
-    world = GymWorld(2, env="CartPole-v1", vector="async")
+    world = GymWorld(2, env=AsyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 2))
     world.reset()
     env = world._vector.env
     processes, close = list(env.processes), env.close
@@ -310,7 +310,7 @@ class Vanishes(Counting):
 
 
 def test_a_process_that_ends_in_the_middle_of_a_step_does_not_keep_a_world_from_closing():
-    world = GymWorld(2, env=Vanishes, vector="async")
+    world = GymWorld(2, env=AsyncVectorEnv([Vanishes] * 2))
     world.reset()
     processes = list(world._vector.env.processes)
     with pytest.raises(ContractError, match=r"EOFError|Connection"):

@@ -1,10 +1,7 @@
 """Many environments as one: built here, handed out by Gymnasium, or brought along; and how they restart."""
 
-import multiprocessing
-import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
 import gymnasium
@@ -14,7 +11,7 @@ from holdfast.errors import ConfigError
 from holdfast.worlds.gym.find import Found, Wrap, find_env
 from holdfast.worlds.gym.numbered import Numbered, said
 
-Vector = Literal["sync", "async", "native"]
+Vector = Literal["sync", "native"]
 Autoreset = Literal["auto", "same_step", "next_step", "disabled"]
 MODES = {
     "same_step": AutoresetMode.SAME_STEP,
@@ -31,8 +28,8 @@ class Built:
     env: VectorEnv[Any, Any, Any]
     mode: AutoresetMode
     numbered: tuple[Numbered, ...] = ()
-    """The environments, where they live in this process."""
-    ours: SyncVectorEnv | AsyncVectorEnv | None = None
+    """The environments, where they are made here."""
+    ours: SyncVectorEnv | None = None
     """The vector environment if all in it are `Numbered`, which can be put back to where they were."""
 
 
@@ -46,7 +43,7 @@ def build(
     wrappers: Sequence[Wrap],
 ) -> Built:
     """Build a vector environment of as many environments as there are agents, or take a ready one."""
-    _require_one_of("vector", vector, ("sync", "async", "native"))
+    _require_one_of("vector", vector, ("sync", "native"))
     _require_one_of("autoreset", autoreset, ("auto", *MODES))
     if agents < 1:
         raise ConfigError(f"world.agents={agents}: there must be at least 1.")
@@ -56,7 +53,7 @@ def build(
     if vector == "native":
         return _native(found, agents, autoreset, options, wrappers)
     mode = MODES.get(autoreset, AutoresetMode.SAME_STEP)
-    return _async(found, agents, mode) if vector == "async" else _sync(found, agents, mode)
+    return _sync(found, agents, mode)
 
 
 def _sync(found: Found, agents: int, mode: AutoresetMode) -> Built:
@@ -74,16 +71,6 @@ def _sync(found: Found, agents: int, mode: AutoresetMode) -> Built:
     except Exception as error:
         raise ConfigError(f"{found.name}: its environments do not go together: {said(error)}") from error
     return Built(found.name, env, mode, numbered, ours=env)
-
-
-def _async(found: Found, agents: int, mode: AutoresetMode) -> Built:
-    """Put each environment into a process of its own."""
-    makers = [partial(_numbered, found, agent) for agent in range(agents)]
-    try:
-        env = AsyncVectorEnv(makers, copy=False, autoreset_mode=mode)
-    except Exception as error:
-        raise ConfigError(f"{found.name} cannot live in processes: {said(error)}") from error
-    return Built(found.name, env, mode, ours=env)
 
 
 def close_env(env: VectorEnv[Any, Any, Any]) -> None:
@@ -114,13 +101,6 @@ def _end(env: AsyncVectorEnv) -> None:
         if pipe is not None:
             pipe.close()
     env.closed = True
-
-
-def _numbered(found: Found, agent: int) -> Numbered:
-    if multiprocessing.parent_process() is not None:
-        # Ctrl-C is for the trainer, which ends its iteration first; this process ends when it is told to.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-    return Numbered(found.make(), agent)
 
 
 def _native(

@@ -1,0 +1,25 @@
+"""All laws hold on policies that were made for the worlds of other packages."""
+
+import pytest
+
+import holdfast
+from holdfast.worlds import closing_world, make_world
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("name", "agents"),
+    [
+        ("mettagrid:tmaze", 8),
+        pytest.param("pettingzoo:zoo_envs:Guests", 6, marks=SLOW),
+        pytest.param("envpool:CartPole-v1", 8, marks=SLOW),
+    ],
+)
+def test_every_law_holds_on_a_policy_made_for_it(name, agents):
+    pytest.importorskip(name.partition(":")[0])
+    with closing_world(make_world(name, agents)) as world:
+        policy = holdfast.make_policy("auto", world, seed=0, hidden_size=16)
+        laws = holdfast.check(policy, world)
+    assert laws.ok, str(laws)
+    assert laws["replay"].measured <= 1e-5
