@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 import time
 
 import psutil
@@ -231,3 +232,39 @@ def test_what_is_written_to_shared_memory_is_read_from_it():
     assert other.actions(1, torch.float32, ()).eq(0.5).all()
     assert not other.step(1, 1).reward.any()
     os.close(memory)
+
+
+def test_workers_whose_nursery_is_gone_end_with_it_and_the_next_pool_has_another():
+    with pool("recall", 4) as shared:
+        shared.reset()
+        pids = shared.pids
+        psutil.Process(pids[0]).parent().kill()
+        for _ in range(600):
+            if gone(pids):
+                break
+            time.sleep(0.1)
+        with pytest.raises(WorkerError, match="Worker 0 of 2"):
+            shared.step(acts(shared, 0))
+    assert gone(pids)
+    with pool("recall", 4) as shared:
+        assert shared.reset().first.all()
+        assert shared.pids != pids
+
+
+def test_pools_in_several_threads_do_not_mix_up_their_workers():
+    told = {}
+
+    def live(seed):
+        with pool("recall", 4, seed=seed) as shared:
+            shared.reset()
+            told[seed] = [shared.step(acts(shared, clock)) for clock in range(5)]
+
+    threads = [threading.Thread(target=live, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for seed in range(4):
+        whole = make_world("recall", 4, seed=seed)
+        whole.reset()
+        assert all(same(step, whole.step(acts(whole, clock))) for clock, step in enumerate(told[seed]))

@@ -91,9 +91,12 @@ class Line:
         self.gone(time.monotonic() + GRACE_S)
 
     def _kill(self) -> None:
-        # Until it is asked how it ended, its number belongs to nobody else.
-        if self._code is None:
-            os.kill(self.pid, signal.SIGKILL)
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
+        # Until it is asked how it ended, its number belongs to nobody else; unless its nursery is gone.
+        if self._code is None and self._nursery.alive:
+            os.kill(self.pid, number)
 
     def _ended(self, patience: float) -> int | None:
         """Wait until it has ended, and say how; None: it has not."""
@@ -103,7 +106,7 @@ class Line:
 
     def _hangs(self) -> LostError:
         """Say where it is while it does not answer."""
-        os.kill(self.pid, signal.SIGUSR1)
+        self._signal(signal.SIGUSR1)
         time.sleep(LAST_WORDS_S)
         return LostError(f"did not answer within {self._timeout:g} seconds", self._said_last())
 

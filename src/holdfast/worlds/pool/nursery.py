@@ -6,11 +6,14 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
+
+from holdfast.worlds.pool.worker_error import WorkerError
 
 BEGIN = "import sys; from holdfast.worlds.pool.nursery import serve; serve(int(sys.argv[1]))"
 ERRORS = 2
@@ -35,23 +38,37 @@ class Nursery:
         )
         theirs.close()
         self._way = Connection(os.dup(self._mine.fileno()))
+        # Runs may be trained in several threads.
+        self._one_at_a_time = threading.Lock()
 
     @property
-    def pid(self) -> int:
-        """Its process, of which workers are children."""
-        return self._process.pid
+    def alive(self) -> bool:
+        """Whether anybody can still be born."""
+        return self._process.poll() is None
 
     def bear(self, files: Sequence[int]) -> int:
         """Start a worker that has these files; give its process."""
         around = {"path": sys.path, "environ": dict(os.environ), "folder": os.getcwd()}
-        self._way.send_bytes(pickle.dumps(("bear", around)))
-        socket.send_fds(self._mine, [b"."], files)
-        return pickle.loads(self._way.recv_bytes())
+        with self._one_at_a_time:
+            try:
+                self._way.send_bytes(pickle.dumps(("bear", around)))
+                socket.send_fds(self._mine, [b"."], files)
+                return pickle.loads(self._way.recv_bytes())
+            except (EOFError, OSError) as error:
+                raise WorkerError(
+                    f"The process that workers are copied from has ended ({self._process.poll()}); what it "
+                    "said stands above. Begin again, or train without workers: trainer.num_workers=0."
+                ) from error
 
     def ended(self, pid: int, patience: float) -> int | None:
         """Wait until a worker has ended; give its exit code, or minus the signal. None: it has not."""
-        self._way.send_bytes(pickle.dumps(("ended", {"pid": pid, "patience": patience})))
-        return pickle.loads(self._way.recv_bytes())
+        with self._one_at_a_time:
+            try:
+                self._way.send_bytes(pickle.dumps(("ended", {"pid": pid, "patience": patience})))
+                return pickle.loads(self._way.recv_bytes())
+            except (EOFError, OSError):
+                # Its workers end with it.
+                return -signal.SIGKILL
 
     def close(self) -> None:
         """End it; nobody is born any more."""
@@ -61,22 +78,23 @@ class Nursery:
 
 
 _held: list[Nursery] = []
-_holders = 0
+"""The nursery of this process, once for each who holds it."""
+_taking = threading.Lock()
 
 
 @contextmanager
 def nursery() -> Iterator[Nursery]:
     """Hold the nursery of this process: there is one as long as anybody does."""
-    global _holders
-    if not _held:
-        _held.append(Nursery())
-    _holders += 1
+    with _taking:
+        held = next((each for each in _held if each.alive), None) or Nursery()
+        _held.append(held)
     try:
-        yield _held[0]
+        yield held
     finally:
-        _holders -= 1
-        if not _holders:
-            _held.pop().close()
+        with _taking:
+            _held.remove(held)
+            if held not in _held:
+                held.close()
 
 
 def serve(way: int) -> NoReturn:
