@@ -66,6 +66,14 @@ class Faulty(Recall):
         return step
 
 
+class Slow(Faulty):
+    """Takes its time to be made."""
+
+    def __init__(self, agents, **options):
+        time.sleep(1.5)
+        super().__init__(agents, when=2, how="hang", **options)
+
+
 HOW = ("raise", "hang", "spin", "kill", "crash", "leave", "garble", "shape", "nan")
 
 

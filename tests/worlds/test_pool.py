@@ -132,6 +132,14 @@ def test_a_worker_that_goes_wrong_is_named_with_where_it_was_and_what_it_did(how
     assert gone(pids)
 
 
+def test_a_world_may_take_longer_to_be_made_than_to_answer():
+    with pool("faulty:Slow", 4, timeout=1.0) as shared:
+        shared.reset()
+        shared.step(acts(shared, 0))
+        with pytest.raises(WorkerError, match="did not answer within 1 seconds"):
+            shared.step(acts(shared, 1))
+
+
 def test_worlds_that_cannot_be_made_or_shared_out_say_so_and_leave_no_process():
     mine = psutil.Process()
     with pytest.raises(ConfigError, match=r"world.agents=6 cannot be shared out evenly.*try world.agents=8"):

@@ -17,6 +17,8 @@ from holdfast.worlds.pool.shared import Layout, open_memory
 from holdfast.worlds.pool.worker import Piece
 from holdfast.worlds.pool.worker_error import WorkerError
 
+MAKING_S = 300.0
+"""How long it may take to make worlds: to load what they need, too."""
 SHOWN = 24
 """Actions that an error lists."""
 
@@ -81,12 +83,13 @@ class Crew:
         """Let every worker do something at the same time; give their answers."""
         for number, line in enumerate(self.lines):
             self._guarded(number, line.ask, what, **words, **({} if each is None else each(number)))
-        return [self._guarded(number, line.hear) for number, line in enumerate(self.lines)]
+        patience = MAKING_S if what == "make" else 0.0
+        return [self._guarded(number, line.hear, patience) for number, line in enumerate(self.lines)]
 
     def one(self, number: int, what: str, **words: Any) -> Any:
         """Let one worker do something."""
         self._guarded(number, self.lines[number].ask, what, **words)
-        return self._guarded(number, self.lines[number].hear)
+        return self._guarded(number, self.lines[number].hear, MAKING_S if what == "make" else 0.0)
 
     def pieces(self, number: int) -> list[Piece]:
         """List the pieces of the world that live in a worker, one of each share."""

@@ -51,15 +51,16 @@ class Line:
         try:
             self._way.send_bytes(pickle.dumps((what, words)))
         except BlockingIOError:
-            raise self._hangs() from None
+            raise self._hangs(self._timeout) from None
         except OSError:
             raise self._died() from None
 
-    def hear(self) -> Any:
-        """Wait for an answer; raise if it fails, hangs or dies."""
+    def hear(self, patience: float = 0.0) -> Any:
+        """Wait for an answer, with more patience if there is reason for it; raise if it fails or dies."""
+        patience = max(patience, self._timeout)
         try:
-            if not self._way.poll(self._timeout):
-                raise self._hangs()
+            if not self._way.poll(patience):
+                raise self._hangs(patience)
             kind, told = pickle.loads(self._way.recv_bytes())
         except (EOFError, OSError):
             raise self._died() from None
@@ -104,11 +105,11 @@ class Line:
             self._code = self._nursery.ended(self.pid, max(0.0, patience))
         return self._code
 
-    def _hangs(self) -> LostError:
+    def _hangs(self, patience: float) -> LostError:
         """Say where it is while it does not answer."""
         self._signal(signal.SIGUSR1)
         time.sleep(LAST_WORDS_S)
-        return LostError(f"did not answer within {self._timeout:g} seconds", self._said_last())
+        return LostError(f"did not answer within {patience:g} seconds", self._said_last())
 
     def _died(self) -> LostError:
         code = self._ended(GRACE_S)
