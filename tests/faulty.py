@@ -1,5 +1,7 @@
 """A world that goes wrong, at a step and in a way that its options say; and what a worker would leave."""
 
+import collections
+import itertools
 import os
 import signal
 import time
@@ -13,20 +15,32 @@ from holdfast.worlds import Recall
 class Faulty(Recall):
     """Recall, until agent `who` has taken `when` steps: then it does what `how` says, once in its life.
 
-    With `marker`, a file, it does so only while there is none, and makes it.
+    With `marker`, a file, it does so only while there is none, and makes it. With `stays` it is broken from
+    then on, and so is every other one that is made with another seed than 3.
     """
 
     def __init__(
-        self, agents, *, seed=0, device="cpu", how="raise", when=9, who=0, marker="", truncate=False
+        self,
+        agents,
+        *,
+        seed=0,
+        device="cpu",
+        how="raise",
+        when=9,
+        who=0,
+        marker="",
+        truncate=False,
+        stays=False,
     ):
         super().__init__(agents, delay=(0, 3), cues=4, seed=seed, device=device, truncate=truncate)
         self._how, self._when, self._who, self._marker = how, when, who, marker
-        self._taken = 0
+        self._taken, self._stays = (when if stays and seed != 3 else 0), stays
 
     def step(self, actions):
         self._taken += 1
         mine = int(self._agent[0]) <= self._who <= int(self._agent[-1])
-        if mine and self._taken == self._when and not (self._marker and os.path.exists(self._marker)):
+        due = self._taken == self._when or (self._stays and self._taken > self._when)
+        if mine and due and not (self._marker and os.path.exists(self._marker)):
             if self._marker:
                 open(self._marker, "w").close()
             told = getattr(self, f"_{self._how}")()
@@ -40,9 +54,12 @@ class Faulty(Recall):
     def _hang(self):
         time.sleep(3600)
 
-    def _spin(self):
-        while True:
-            pass
+    def _hold(self):
+        # In C, without letting any other thread of this process run.
+        collections.deque(itertools.count(), 0)
+
+    def _exit(self):
+        raise SystemExit(7)
 
     def _kill(self):
         os.kill(os.getpid(), signal.SIGKILL)
@@ -74,7 +91,7 @@ class Slow(Faulty):
         super().__init__(agents, when=2, how="hang", **options)
 
 
-HOW = ("raise", "hang", "spin", "kill", "crash", "leave", "garble", "shape", "nan")
+HOW = ("raise", "hang", "hold", "kill", "crash", "leave", "garble", "shape", "nan")
 
 
 def named_memory(pids):

@@ -1,3 +1,4 @@
+import json
 import re
 
 import pytest
@@ -390,3 +391,18 @@ def test_an_unknown_recipe_is_told_the_one_that_was_meant():
         find_recipe("recal")
     with pytest.raises(ConfigError, match="There is no recipe 'zzz'; there is recall"):
         find_recipe("zzz")
+
+
+def test_a_config_from_before_there_were_workers_means_none():
+    told = json.loads(find_recipe("cartpole").model_dump_json())
+    told["trainer"]["num_workers"] = 1
+    told["world"]["vector"] = "async"
+    for key in ("async_factor", "worker_timeout", "restart_workers"):
+        del told["trainer"][key]
+    assert read_config(json.dumps(told)) == find_recipe("cartpole")
+    assert read_config(change(find_recipe("recall"), {"trainer.num_workers": 1}).model_dump_json()) == change(
+        find_recipe("recall"), {"trainer.num_workers": 1}
+    )
+    for text in ("", "[]", "{}", '{"trainer": 3}'):
+        with pytest.raises(ConfigError, match="not a config of this version"):
+            read_config(text)

@@ -91,5 +91,5 @@ def test_crowds_live_the_same_in_any_number_of_workers(tmp_path):
 def test_envpool_has_threads_of_its_own_and_no_workers(tmp_path):
     needs("envpool")
     keys = {**KEYS, **WORLDS["envpool"], "runs_dir": str(tmp_path), "trainer.num_workers": 2}
-    with pytest.raises(HoldfastError, match=r"trainer\.num_workers=1"):
+    with pytest.raises(HoldfastError, match="has threads of its own"):
         holdfast.train("general", {**keys, "trainer.total_timesteps": 96})

@@ -14,6 +14,7 @@ from holdfast.knobs import WorldKnobs
 from holdfast.learn import Lesson
 from holdfast.memory import require_kernel, use_kernel
 from holdfast.policies import LSTMWrapper, PurePolicy, make_policy
+from holdfast.which_world import EnvpoolKnobs, MixtureKnobs
 from holdfast.worlds import World, closing_world, make_world, options_of
 from holdfast.worlds.pool import Blueprint, Pool
 
@@ -39,6 +40,15 @@ def build_training_world(config: Config, device: torch.device, seed: int) -> Wor
     knobs, trainer = config.world, config.trainer
     if not trainer.num_workers:
         return build_world(config, device, agents=knobs.agents, seed=seed)
+    if isinstance(knobs, EnvpoolKnobs):
+        raise ConfigError(
+            f"{knobs.name} has threads of its own, world.threads=N of them; leave out trainer.num_workers."
+        )
+    if isinstance(knobs, MixtureKnobs) and trainer.num_workers * trainer.async_factor > 1:
+        raise ConfigError(
+            "The worlds of a mixture are not shared out; type trainer.num_workers=1 "
+            "trainer.async_factor=1, or leave both out."
+        )
     return Pool(
         Blueprint(knobs.name, options_of(knobs)),
         knobs.agents,

@@ -16,6 +16,7 @@ from pydantic import (
 
 from holdfast.errors import ConfigError, did_you_mean
 from holdfast.knobs import WORLD_KNOBS, Knobs, RecallWorld
+from holdfast.saved import up_to_date
 from holdfast.sizes import misfit
 from holdfast.trainer_knobs import KINDS, SCHEDULED, Schedule, Trainer, scheduled_from, with_numbers
 from holdfast.values import Count, first_complaint, optional, plain_name
@@ -243,7 +244,7 @@ def _world_meant(config: Config, overrides: Mapping[str, Any]) -> str:
 def read_config(text: str) -> Config:
     """Read a config back from the JSON of a run's folder."""
     try:
-        return Config.model_validate_json(text)
+        return Config.model_validate_json(up_to_date(text))
     except ValidationError as error:
         raise ConfigError(f"this is not a config of this version: {first_complaint(error)}") from None
 

@@ -1,5 +1,6 @@
 """What was saved must fit what is there now: each part is taken by name, its kind and shape looked at."""
 
+import json
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -42,3 +43,16 @@ def require_same(tree: Any, key: str, now: int | str) -> None:
     before = taken(tree, key, type(now))
     if before != now:
         raise misfit(f"it was saved with {key}={before}, and this has {key}={now}")
+
+
+def up_to_date(text: str) -> str:
+    """Read a config that was written before there were workers as it was meant: without any."""
+    try:
+        told = json.loads(text)
+        if "async_factor" not in told["trainer"]:
+            told["trainer"]["num_workers"] = 0
+            told["world"] |= {"vector": "sync"} if told["world"].get("vector") == "async" else {}
+        return json.dumps(told)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        # What is wrong with it is told by who reads it as a config.
+        return text

@@ -138,7 +138,7 @@ def _run(asked: _Asked) -> Run:
         with folder.locked() if resumed is None else nullcontext():
             console = _console(asked, folder, policy)
             if isinstance(world, Pool):
-                world.tell(console.alarm)
+                world.tell(console.alarm, folder.path / "lost_workers.txt")
             if resumed is None:
                 _announce(console, asked, folder, [lesson.unknown(world.spec) for lesson in lessons])
             tell = Tell(console, config.trainer.bptt_horizon, traced, folder.path / "trace.txt")
@@ -193,6 +193,8 @@ def _iterate(
         # A run that is interrupted in its first iteration goes on, too.
         kept.saw(life.moment(None, sizes()))
     while life.iteration < config.iterations:
+        if life.lost is not None:
+            raise life.lost
         lived = stop.until_asked(partial(_iteration, life, stage))
         if lived is None:
             return metrics
@@ -201,8 +203,6 @@ def _iterate(
         stage.console.show(metrics)
         judged, score = score_of(config, metrics)
         kept.saw(life.moment(score, sizes()), judged=judged)
-        if life.lost is not None:
-            raise life.lost
     require_finite_weights(stage.policy, f"after iteration {life.iteration}")
     return metrics
 

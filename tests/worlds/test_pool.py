@@ -97,12 +97,16 @@ def test_what_is_told_stays_until_its_agents_were_answered_twice():
             shared.answer(torch.tensor([1, 2]), torch.zeros(2, dtype=torch.long))
         with pytest.raises(ContractError, match="Nobody acts"):
             shared.turn()
+        shared.answer(rows, acts(shared, 0))
+        with pytest.raises(ContractError, match=r"turn\(\) comes before state\(\)"):
+            shared.state()
+        shared.turn()
         with pytest.raises(ContractError, match=r"agent 2 took action 7"):
             shared.answer(rows, torch.tensor([0, 0, 7, 0]))
         whole.close()
 
 
-@pytest.mark.parametrize("how", ["raise", "shape", "nan", "hang", "kill", "crash", "leave"])
+@pytest.mark.parametrize("how", ["raise", "shape", "nan", "hang", "kill", "crash", "leave", "exit"])
 def test_a_worker_that_goes_wrong_is_named_with_where_it_was_and_what_it_did(how):
     timeout = 3.0 if how == "hang" else 60.0
     options = {"how": how, "when": 3, "who": 5}
@@ -125,10 +129,14 @@ def test_a_worker_that_goes_wrong_is_named_with_where_it_was_and_what_it_did(how
             "kill": "was ended by SIGKILL",
             "crash": "was ended by SIGABRT",
             "leave": "ended with exit code 3",
+            "exit": "failed: SystemExit: 7",
         }
         assert story[how] in words
-        if how in ("raise", "hang", "crash"):
+        if how in ("raise", "hang", "crash", "exit"):
             assert f"in _{how}" in words
+        # Nothing more is asked of it: others may be in the middle of something.
+        with pytest.raises(WorkerError, match="Worker 1 of 2"):
+            shared.reset()
     assert gone(pids)
 
 
@@ -146,8 +154,10 @@ def test_worlds_that_cannot_be_made_or_shared_out_say_so_and_leave_no_process():
         Pool(Blueprint("recall", {}), 6, workers=2, shares=2)
     with pytest.raises(ConfigError, match="has no option 'dely'; did you mean delay"):
         Pool(Blueprint("recall", {"dely": 3}), 4, workers=1)
-    with pytest.raises(ConfigError, match="cannot be shared out among workers"):
+    with pytest.raises(ConfigError, match="cannot be shared out to several workers"):
         Pool(Blueprint("mixture", {"parts": "recall + n_back"}), 8, workers=2)
+    with pytest.raises(ConfigError, match=r"4 pieces of whole crowds of 24; try world.agents=96"):
+        Pool(Blueprint("arena", {}), 48, workers=2, shares=2)
     (born_by,) = [child for child in mine.children() if "pool.nursery" in " ".join(child.cmdline())]
     assert born_by.children() == []
 
@@ -196,6 +206,36 @@ def test_episodes_of_a_lost_worker_are_cut_off_where_they_were_last_seen(tmp_pat
             assert truncate or not told.truncated[~lost].any()
 
 
+def test_a_world_that_stays_broken_is_not_started_anew_for_ever(tmp_path):
+    lines, options = [], {"how": "raise", "when": 3, "who": 0, "stays": True}
+    with pool(FAULTY, 4, restart=True, say=lines.append, options=options) as shared:
+        shared.reset()
+        shared.step(acts(shared, 0))
+        shared.step(acts(shared, 1))
+        shared.step(acts(shared, 2))
+        with pytest.raises(WorkerError, match="It did nothing since it was started: not again"):
+            shared.step(acts(shared, 3))
+    assert len(lines) == 1
+
+
+def test_who_is_away_has_no_episode_that_could_be_cut_off():
+    options = {"delay": (0, 2), "absent": (3, 6)}
+    with pool("ragged", 6, workers=1, restart=True, say=lambda line: None, options=options) as shared:
+        shared.reset()
+        away = torch.zeros(6, dtype=torch.bool)
+        clock = 0
+        while not away.any():
+            told = shared.step(acts(shared, clock))
+            away, clock = ~told.valid & ~told.terminated, clock + 1
+        where = shared.state()
+        assert shared.restore(where) is None
+        os.kill(shared.pids[0], 9)
+        acting, told = told.valid.clone(), shared.step(acts(shared, clock))
+        assert told.truncated.equal(acting)
+        assert not acting.all()
+        assert told.first.all()
+
+
 def test_a_worker_that_is_lost_before_it_did_anything_is_an_error():
     options = {"how": "leave", "when": 1, "who": 0}
     with pool(FAULTY, 4, restart=True, say=lambda line: None, options=options) as shared:
@@ -207,7 +247,7 @@ def test_a_worker_that_is_lost_before_it_did_anything_is_an_error():
 def test_workers_end_when_their_trainer_is_killed():
     code = (
         "import sys, time; from holdfast.worlds.pool import Blueprint, Pool\n"
-        f"pool = Pool(Blueprint({FAULTY!r}, {{'how': 'spin', 'when': 1}}), 4, workers=2)\n"
+        f"pool = Pool(Blueprint({FAULTY!r}, {{'how': 'hold', 'when': 1}}), 4, workers=2)\n"
         "pool.reset(); pool.answer(pool.shares[0], __import__('torch').zeros(4, dtype=int))\n"
         "print(*pool.pids, flush=True); time.sleep(600)"
     )
@@ -218,7 +258,7 @@ def test_workers_end_when_their_trainer_is_killed():
     child.kill()
     child.wait()
     child.stdout.close()
-    # One is in the middle of a step that never ends, the other waits to be told something.
+    # One is in the middle of a step that never ends and lets nobody else run, the other waits.
     for _ in range(600):
         if gone(pids):
             break
@@ -251,7 +291,9 @@ def test_workers_whose_nursery_is_gone_end_with_it_and_the_next_pool_has_another
             if gone(pids):
                 break
             time.sleep(0.1)
-        with pytest.raises(WorkerError, match="Worker 0 of 2"):
+        with pytest.raises(
+            WorkerError, match=r"Worker 0 of 2 .* ended with the process that it was copied from"
+        ):
             shared.step(acts(shared, 0))
     assert gone(pids)
     with pool("recall", 4) as shared:

@@ -11,6 +11,7 @@ from holdfast.cli.keys import parse_words
 from holdfast.config import change, keys_of
 from holdfast.errors import ConfigError
 from holdfast.knobs import WORLD_KNOBS
+from holdfast.mettagrid_knobs import METTAGRID_KNOBS, MettaGridKnobs
 from holdfast.recipes import DEFAULT, ELSEWHERE, RECIPES, find_recipe, recipe_for
 from holdfast.report import lookup, typed
 from holdfast.train import Run, train
@@ -121,7 +122,8 @@ def _print_help(name: str, world: str | None) -> None:
 
 def _print_worlds(out: Console, besides: str) -> None:
     out.print(f"Worlds besides {besides}, by world=NAME; with --help world=NAME their keys are told below:\n")
-    for name, kind in {**WORLD_KNOBS, **DOOR_NAMES, MIXTURE: MixtureKnobs}.items():
+    others = {**DOOR_NAMES, **METTAGRID_KNOBS, "mettagrid:package.module:function": MettaGridKnobs}
+    for name, kind in {**WORLD_KNOBS, **others, MIXTURE: MixtureKnobs}.items():
         if name != besides:
             keys = ", ".join(f"world.{key}" for key in kind.model_fields if key not in ("name", "agents"))
             out.print(f"{name}: {kind.__doc__}\n  {keys}")

@@ -23,9 +23,14 @@ def step_from(tree: Any, like: Step) -> Step:
     parts: dict[str, Any] = {}
     for each in fields(like):
         known = getattr(like, each.name)
+        # One that was kept when nothing could be truncated does not say what was last seen: nobody reads it.
+        name = "obs" if each.name == "last_obs" and "last_obs" not in tree else each.name
         if known is not None:
-            parts[each.name] = _seen_from(tree, each.name, known)
-    return Step(**parts)
+            parts[each.name] = _seen_from(tree, name, known)
+    step = Step(**parts)
+    if step.last_obs is not None and "last_obs" not in tree and bool(step.truncated.any()):
+        raise ContractError("What was saved says who was truncated, and not what was last seen.")
+    return step
 
 
 def tree_of_seen(seen: Seen) -> Any:

@@ -111,9 +111,11 @@ class Resets:
         open_step = isinstance(saved["due"], Tensor)
         self._due = tensor_like(saved, "due", self._owed) if open_step else None
         cleared = dict(enumerate(taken(saved, "cleared", list)))
-        self._cleared = {
+        found = {
             memory: tensor_like(cleared, number, self._owed) for number, memory in enumerate(self._memories)
         }
+        # Where no step is open nothing was cleared in it: the next one may be that of some agents.
+        self._cleared = found if open_step else {}
 
     def forget(self, who: Bool[Tensor, " A"]) -> None:
         """Owe a clear to some who begin anew, in the middle of an episode as they are."""

@@ -2,7 +2,7 @@
 
 import torch
 
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, CrowdError
 from holdfast.shapes import Bool, Int, Tensor, UInt8
 from holdfast.worlds import draws, tokens
 from holdfast.worlds.embedded import Embedded, Told, require
@@ -51,7 +51,7 @@ class Arena(Embedded):
     ) -> None:
         if agents % CROWD:
             near = max(1, round(agents / CROWD)) * CROWD
-            raise ConfigError(f"world.agents={agents} is not a multiple of {CROWD}; try {near}.")
+            raise CrowdError(f"world.agents={agents} is not a multiple of {CROWD}; try {near}.", CROWD)
         for key, given, low, high in (
             ("size", size, 12, 1000),
             ("walls", walls, 0, 50),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from holdfast.errors import ConfigError, ContractError
+from holdfast.errors import ConfigError, ContractError, CrowdError
 from holdfast.saved import misfit, require_same, taken
 from holdfast.shapes import Shaped, Tensor
 from holdfast.worlds.gym.numbered import FaultError
@@ -50,9 +50,10 @@ class MettaGridWorld:
         self._crowd = int(game.config.game.num_agents)
         if agents < 1 or agents % self._crowd:
             good = max(1, round(agents / self._crowd)) * self._crowd
-            raise ConfigError(
+            raise CrowdError(
                 f"world.agents={agents}: {self._crowd} agents share a simulation of {self.name}; give a "
-                f"multiple such as {good}."
+                f"multiple such as {good}.",
+                self._crowd,
             )
         require_repeatable(game, self.name)
         self._words = Words(game.config.game, self.name, agent_id=agent_id)

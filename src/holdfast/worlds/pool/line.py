@@ -9,8 +9,8 @@ import time
 from multiprocessing.connection import Connection
 from typing import Any
 
-from holdfast.errors import ConfigError
-from holdfast.worlds.pool.nursery import Nursery
+from holdfast.errors import ConfigError, CrowdError
+from holdfast.worlds.pool.nursery import GONE, Nursery
 from holdfast.worlds.pool.shared import open_memory
 
 GRACE_S = 2.0
@@ -33,18 +33,26 @@ class Line:
     """One worker's process, and the way to it."""
 
     def __init__(self, nursery: Nursery, memory: int, timeout: float) -> None:
-        self._nursery, self._timeout = nursery, timeout
+        self._timeout = timeout
         mine, theirs = socket.socketpair()
-        # A worker that hangs reads nothing: nobody waits for it longer than for an answer.
+        # A worker that hangs reads and writes nothing: nobody waits for it longer than for an answer.
         patience = struct.pack("ll", int(timeout), int(timeout % 1 * 1e6))
-        mine.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
+        for way in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+            mine.setsockopt(socket.SOL_SOCKET, way, patience)
         self._last_words = open_memory()
-        self.pid = nursery.bear((theirs.fileno(), memory, self._last_words))
+        with mine, theirs:
+            try:
+                self._process = nursery.bear((theirs.fileno(), memory, self._last_words))
+            except BaseException:
+                os.close(self._last_words)
+                raise
+            self._way = Connection(os.dup(mine.fileno()))
+
+    @property
+    def pid(self) -> int:
         """Its process."""
-        theirs.close()
-        self._way = Connection(os.dup(mine.fileno()))
-        mine.close()
-        self._code: int | None = None
+        assert self._process.pid is not None
+        return self._process.pid
 
     def ask(self, what: str, **words: Any) -> None:
         """Tell it to do something; it answers when it has."""
@@ -59,13 +67,17 @@ class Line:
         """Wait for an answer, with more patience if there is reason for it; raise if it fails or dies."""
         patience = max(patience, self._timeout)
         try:
-            if not self._way.poll(patience):
+            if not self._comes(patience):
                 raise self._hangs(patience)
             kind, told = pickle.loads(self._way.recv_bytes())
+        except BlockingIOError:
+            raise self._hangs(self._timeout) from None
         except (EOFError, OSError):
             raise self._died() from None
+        if kind == "crowd":
+            raise CrowdError(*told)
         if kind == "config":
-            raise ConfigError(told[0])
+            raise ConfigError(told)
         if kind == "fault":
             raise LostError(f"failed: {told[0].rstrip('.')}", told[1])
         return told
@@ -76,46 +88,42 @@ class Line:
             self._way.send_bytes(pickle.dumps(("end", {})))
         except OSError:
             # It has ended already, or does not listen.
-            self._kill()
+            self._process.signal(signal.SIGKILL)
 
     def gone(self, until: float) -> None:
         """See to it that its process is gone: by itself until then, else by force."""
-        if self._ended(until - time.monotonic()) is None:
-            self._kill()
-            self._ended(GRACE_S)
+        if self._way.closed:
+            return
+        if self._process.ended(until - time.monotonic()) is None:
+            self._process.signal(signal.SIGKILL)
+            self._process.ended(GRACE_S)
         self._way.close()
+        self._process.close()
         os.close(self._last_words)
 
     def kill(self) -> None:
         """End its process at once."""
-        self._kill()
+        self._process.signal(signal.SIGKILL)
         self.gone(time.monotonic() + GRACE_S)
 
-    def _kill(self) -> None:
-        self._signal(signal.SIGKILL)
-
-    def _signal(self, number: int) -> None:
-        # Until it is asked how it ended, its number belongs to nobody else; unless its nursery is gone.
-        if self._code is None and self._nursery.alive:
-            os.kill(self.pid, number)
-
-    def _ended(self, patience: float) -> int | None:
-        """Wait until it has ended, and say how; None: it has not."""
-        if self._code is None:
-            self._code = self._nursery.ended(self.pid, max(0.0, patience))
-        return self._code
+    def _comes(self, patience: float) -> bool:
+        """Wait for an answer, a second at a time: to have been stopped for an hour is not to have waited."""
+        whole, rest = divmod(patience, 1.0)
+        return any(self._way.poll(each) for each in (rest, *[1.0] * int(whole)))
 
     def _hangs(self, patience: float) -> LostError:
         """Say where it is while it does not answer."""
-        self._signal(signal.SIGUSR1)
+        self._process.signal(signal.SIGUSR1)
         time.sleep(LAST_WORDS_S)
         return LostError(f"did not answer within {patience:g} seconds", self._said_last())
 
     def _died(self) -> LostError:
-        code = self._ended(GRACE_S)
+        code = self._process.ended(GRACE_S)
         if code is None:
             return LostError("closed its way to the trainer", self._said_last())
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        if code == GONE:
+            how = "ended with the process that it was copied from"
         return LostError(how, self._said_last())
 
     def _said_last(self) -> str:

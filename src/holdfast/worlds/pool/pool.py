@@ -4,12 +4,13 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from holdfast.errors import ConfigError, ContractError
-from holdfast.saved import misfit, require_same, taken
+from holdfast.errors import ConfigError, ContractError, CrowdError
+from holdfast.saved import misfit, require_same, taken, tensor_like
 from holdfast.shapes import Int, Shaped, Tensor
 from holdfast.worlds.going_on import unread
 from holdfast.worlds.pool.crew import Blueprint, Crew
@@ -65,12 +66,13 @@ class Pool(Guarded):
         """The processes of the workers."""
         return [line.pid for line in self._crew.lines]
 
-    def tell(self, say: Callable[[str], object]) -> None:
-        """Say from now on to somebody else who was started anew."""
-        self._crew.say = say
+    def tell(self, say: Callable[[str], object], losses: Path) -> None:
+        """Say from now on to somebody else who was started anew, and write down what lost workers said."""
+        self._crew.say, self._crew.losses = say, losses
 
     def reset(self) -> Step:
         """Start every agent's first episode."""
+        self._crew.require_whole()
         while self._acting:
             self.turn()
         layout = self._lay_out(self._crew.all("reset"))
@@ -103,6 +105,7 @@ class Pool(Guarded):
         """Wait for those who have acted longest."""
         if not self._acting:
             raise ContractError("Nobody acts: answer(rows, actions) comes before turn().")
+        self._crew.require_whole()
         share = self._acting.popleft()
         for number in self._crew.end_step():
             self._truncate(number, share)
@@ -114,25 +117,33 @@ class Pool(Guarded):
 
     def state(self) -> dict[str, Any] | None:
         """Say where every world is; None if none of them can."""
-        pieces = self._crew.states()
-        if all(piece is None for of_worker in pieces for piece in of_worker):
+        self._require_told("state()")
+        pieces, lives = self._crew.states(), list(self._crew.lives)
+        if not any(lives) and all(piece is None for of_worker in pieces for piece in of_worker):
             return None
         sizes = {"workers": len(pieces), "shares": len(self.shares)}
-        return {**sizes, "lives": list(self._crew.lives), "pieces": pieces}
+        told = {"clocks": list(self._crew.clocks), "living": self._living.clone()}
+        return {**sizes, **told, "lives": lives, "pieces": pieces}
 
     def restore(self, state: Mapping[str, Any]) -> Anew | None:
         """Put every world back; a worker that was started anew is so again."""
+        self._require_told("restore()")
         workers = len(self._crew.lines)
         require_same(state, "workers", workers)
         require_same(state, "shares", len(self.shares))
         lives, pieces = taken(state, "lives", list), taken(state, "pieces", list)
         if [len(each) for each in pieces] != [len(self.shares)] * workers or len(lives) != workers:
             raise misfit("'pieces' and 'lives' must be those of every worker, a piece for each share")
+        living, clocks = tensor_like(state, "living", self._living), taken(state, "clocks", list)
         for number, life in enumerate(lives):
             if life != self._crew.lives[number]:
                 self._crew.relive(number, life)
-        self._living[:] = True
+        self._living, self._crew.clocks = living, clocks
         return self._anew(self._crew.all("restore", lambda number: {"states": pieces[number]}))
+
+    def _require_told(self, what: str) -> None:
+        if self._acting:
+            raise ContractError(f"Agents still act: turn() comes before {what}.")
 
     def settle(self) -> None:
         """Raise nothing: workers look at every step at once."""
@@ -142,7 +153,10 @@ class Pool(Guarded):
         self._crew.close()
 
     def _made(self) -> WorldSpec:
-        specs = self._crew.all("make", lambda number: {"pieces": self._crew.pieces(number)})
+        try:
+            specs = self._crew.all("make", self._crew.plan_of)
+        except CrowdError as error:
+            raise _uneven(self.agents, len(self._crew.lines), len(self.shares), error.crowd) from None
         _require_alike([spec.words for spec in specs], "worlds")
         # Who is started anew truncates episodes, in any world.
         return replace(specs[0], truncates="always") if self._restart else specs[0]
@@ -197,10 +211,15 @@ def _require_alike(found: Sequence[Any], what: str) -> None:
 
 
 def _require_even(agents: int, workers: int, shares: int) -> None:
-    pieces = workers * shares
-    if agents % pieces or not agents:
-        near = max(1, round(agents / pieces)) * pieces
-        raise ConfigError(
-            f"world.agents={agents} cannot be shared out evenly: trainer.num_workers={workers} and "
-            f"trainer.async_factor={shares} make {pieces} pieces; try world.agents={near}."
-        )
+    if agents % (workers * shares) or not agents:
+        raise _uneven(agents, workers, shares)
+
+
+def _uneven(agents: int, workers: int, shares: int, crowd: int = 1) -> ConfigError:
+    pieces = workers * shares * crowd
+    near = max(1, round(agents / pieces)) * pieces
+    whole = "" if crowd == 1 else f" of whole crowds of {crowd}"
+    return ConfigError(
+        f"world.agents={agents} cannot be shared out evenly: trainer.num_workers={workers} and "
+        f"trainer.async_factor={shares} make {workers * shares} pieces{whole}; try world.agents={near}."
+    )

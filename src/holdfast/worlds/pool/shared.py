@@ -3,6 +3,7 @@
 import math
 import mmap
 import os
+import sys
 import tempfile
 from dataclasses import dataclass, fields
 from typing import Any, Union, cast
@@ -52,7 +53,7 @@ def _form_of(seen: Seen) -> Leaf | Form:
 
 def open_memory() -> int:
     """Open memory without a name: whatever becomes of whom, nothing of it is left behind."""
-    if "memfd_create" in dir(os):
+    if sys.platform == "linux":
         return os.memfd_create("holdfast", os.MFD_CLOEXEC)
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
@@ -139,7 +140,8 @@ def write_step(step: Step, into: Step, rows: slice) -> None:
     """Copy a step into some rows of another."""
     for each in fields(step):
         part, place = getattr(step, each.name), getattr(into, each.name)
-        if part is not None:
+        # A world may show what was last seen where nobody reads it.
+        if part is not None and place is not None:
             write_seen(part, place, rows)
 
 

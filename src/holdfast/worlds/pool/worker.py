@@ -3,6 +3,7 @@
 It is born in the nursery, and ends when it is told to, or when nobody is there any more to tell it anything.
 """
 
+import ctypes
 import faulthandler
 import os
 import pickle
@@ -18,7 +19,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, CrowdError, HoldfastError
 from holdfast.worlds.going_on import put_back, state_of
 from holdfast.worlds.make import make_world
 from holdfast.worlds.pool.shared import Board, Form, Layout, form_of, write_step
@@ -28,8 +29,10 @@ from holdfast.worlds.watched import Watched
 
 FILES = 3
 """What a worker is born with: its way to the trainer, the memory they share, and a file for last words."""
+PR_SET_PDEATHSIG = 1
+"""The kernel's word for: a signal when the parent ends."""
 ALONE_S = 0.5
-"""How often it is looked whether the trainer is still there."""
+"""How often it is looked whether the parent is still there."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,27 @@ class Piece:
     """Whether it is all of the world."""
 
 
+@dataclass(frozen=True)
+class Around:
+    """Where the trainer is."""
+
+    folder: str
+    path: list[str]
+    environment: dict[str, str]
+
+    @classmethod
+    def here(cls) -> "Around":
+        """Look where this process is."""
+        return cls(os.getcwd(), list(sys.path), dict(os.environ))
+
+    def move(self) -> None:
+        """Be there."""
+        os.chdir(self.folder)
+        sys.path[:] = self.path
+        os.environ.clear()
+        os.environ.update(self.environment)
+
+
 class Worker:
     """Does what the trainer says, one thing after the other."""
 
@@ -56,8 +80,9 @@ class Worker:
         self._fresh: set[int] = set()
         self._board: Board | None = None
 
-    def make(self, pieces: Sequence[Piece]) -> WorldSpec:
-        """Make the worlds; tell what they are like."""
+    def make(self, pieces: Sequence[Piece], around: Around) -> WorldSpec:
+        """Make the worlds, where the trainer is; tell what they are like."""
+        around.move()
         self.close()
         self._worlds = [_made(piece) for piece in pieces]
         return self._worlds[0].spec
@@ -119,8 +144,8 @@ def _made(piece: Piece) -> Watched:
         world.count_from(piece.first_agent)
     elif not piece.whole:
         raise ConfigError(
-            f"{piece.name} cannot be shared out among workers: it does not say how a share of it is made, by "
-            "count_from(first_agent). Type trainer.num_workers=1 trainer.async_factor=1."
+            f"{piece.name} cannot be shared out to several workers or shares: it does not say how a part of "
+            "it is made, by count_from(first_agent). Type trainer.num_workers=1 trainer.async_factor=1."
         )
     return Watched(world, first_agent=piece.first_agent)
 
@@ -139,30 +164,46 @@ def serve(way: Connection, worker: Worker) -> None:
             worker.close()
             return
         try:
-            told: tuple[str, Any] = "done", does[what](**words)
-        except Exception as error:
-            kind = "config" if isinstance(error, ConfigError) else "fault"
-            told = kind, (" ".join(str(error).split()), traceback.format_exc())
-        way.send_bytes(pickle.dumps(told))
+            told = pickle.dumps(("done", does[what](**words)))
+        except BaseException as error:
+            # Also what asks a process to end: a world that does is at fault.
+            told = pickle.dumps(_fault(error))
+        way.send_bytes(told)
 
 
-def end_when_alone() -> None:
-    """End this process when the one it is a child of is gone, also from within a world that hangs."""
-    parent = os.getppid()
+def _fault(error: BaseException) -> tuple[str, Any]:
+    """Say what went wrong: a wrong call as it is, anything else in words."""
+    if isinstance(error, CrowdError):
+        return "crowd", (str(error), error.crowd)
+    if isinstance(error, ConfigError):
+        return "config", str(error)
+    words = " ".join(str(error).split())
+    ours = isinstance(error, HoldfastError)
+    return "fault", (words if ours else f"{type(error).__name__}: {words}", traceback.format_exc())
 
-    def look() -> None:
-        while os.getppid() == parent:
-            time.sleep(ALONE_S)
+
+def end_with(parent: int) -> None:
+    """End this process when the one it is a copy of is gone, also from within a world that hangs."""
+    if sys.platform == "linux":
+        # Told by the kernel: a world may hang without letting anybody else in this process run.
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    else:
+        threading.Thread(target=_look_after, args=[parent], daemon=True).start()
+    if os.getppid() != parent:
         os._exit(1)
 
-    threading.Thread(target=look, daemon=True).start()
+
+def _look_after(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(ALONE_S)
+    os._exit(1)
 
 
-def main(way: int, memory: int, last_words: int) -> NoReturn:
+def main(way: int, memory: int, last_words: int, parent: int) -> NoReturn:
     """Serve to the end, in a process that was born for it and hears no signals that are for the trainer."""
+    end_with(parent)
     faulthandler.enable(last_words, all_threads=False)
     faulthandler.register(signal.SIGUSR1, last_words, all_threads=False)
-    end_when_alone()
     torch.set_num_threads(1)
     code = 1
     try:
