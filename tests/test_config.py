@@ -403,6 +403,6 @@ def test_a_config_from_before_there_were_workers_means_none():
     assert read_config(change(find_recipe("recall"), {"trainer.num_workers": 1}).model_dump_json()) == change(
         find_recipe("recall"), {"trainer.num_workers": 1}
     )
-    for text in ("", "[]", "{}", '{"trainer": 3}'):
+    for text in ("", "[]", '{"trainer": 3}'):
         with pytest.raises(ConfigError, match="not a config of this version"):
             read_config(text)
