@@ -20,7 +20,7 @@ def trained(folder, recipe, **keys):
     return run
 
 
-@pytest.mark.parametrize(("policy", "seed"), [("fast", 0), ("fast", 1), ("latent_attn_small", 0)])
+@pytest.mark.parametrize(("policy", "seed"), [("fast", 0), ("latent_attn_small", 0)])
 def test_the_maze_is_learnt_by_remembering_and_played_with_other_resources(tmp_path, capsys, policy, seed):
     run = trained(tmp_path, "mettagrid_tmaze", **{"seed": seed, "policy.name": policy})
     assert run.metrics["eval/return_mean"] >= 0.95

@@ -21,6 +21,7 @@ from kept import TINY, apart, lines_of, words
 from test_killed import start
 from test_resume import ask, stopping
 
+pytestmark = pytest.mark.usefixtures("annotations_asleep")
 QUICK = {"trainer.eval_episodes": 4, "trainer.check": "off", "trainer.checkpoint_interval": 1}
 TIMEOUT = 4.0
 PATIENCE = 30.0
@@ -69,20 +70,21 @@ WORLDS = {
 @pytest.mark.parametrize(
     "kind",
     [
-        "recall",
         "gym",
         "mettagrid",
-        *[pytest.param(k, marks=pytest.mark.slow) for k in ("truncated", "burn in")],
+        *[pytest.param(k, marks=pytest.mark.slow) for k in ("recall", "truncated", "burn in")],
     ],
 )
 def test_any_number_of_workers_gives_the_same_numbers(tmp_path, kind):
-    runs = {workers: train(tmp_path, f"w{workers}", workers, **WORLDS[kind]) for workers in (1, 2, 4)}
+    # Few iterations show it: what differs once differs ever after.
+    few = {"trainer__total_timesteps": 192, "trainer__checkpoint_interval": 0, **WORLDS[kind]}
+    runs = {workers: train(tmp_path, f"w{workers}", workers, **few) for workers in (1, 2, 4)}
     lines = {workers: lines_of(run.folder) for workers, run in runs.items()}
     assert lines[1] == lines[2] == lines[4]
     assert max(line.get("memory/replay_error", 0.0) for line in lines[1]) <= 1e-5
     # And where as many are answered at once, the same as without any.
-    alone = train(tmp_path, "alone", 0, **WORLDS[kind])
-    at_once = train(tmp_path, "at_once", 2, trainer__async_factor=1, **WORLDS[kind])
+    alone = train(tmp_path, "alone", 0, **few)
+    at_once = train(tmp_path, "at_once", 2, trainer__async_factor=1, **few)
     assert lines_of(alone.folder) == lines_of(at_once.folder)
 
 
@@ -262,11 +264,10 @@ def faults(folder, times, seed):
 
 
 def test_a_fault_at_any_moment_costs_no_checkpoint_no_process_and_no_memory(tmp_path, capsys):
-    assert faults(tmp_path, 5, seed=1)
+    assert faults(tmp_path, 4, seed=1)
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("annotations_asleep")
 def test_fifty_faults_cost_no_checkpoint_no_process_and_no_memory(tmp_path, capsys):
     assert len(set(faults(tmp_path, 50, seed=2))) >= 5
 
@@ -282,7 +283,7 @@ def test_a_run_that_a_worker_ended_goes_on_where_it_was(tmp_path):
     assert lines_of(whole.folder) == lines_of(tmp_path / "parts")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_asked_to_end_a_run_leaves_no_process_and_no_memory(tmp_path, number):
     endless = {
         "trainer__total_timesteps": 10**7,

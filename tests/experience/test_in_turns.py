@@ -61,7 +61,7 @@ WORLDS = st.sampled_from(
 )
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     which=WORLDS,
     agents=st.integers(1, 7),
