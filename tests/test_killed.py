@@ -69,7 +69,7 @@ def kill_and_go_on(tmp_path, number, times, seed, **keys):
     return tmp_path / "whole", folder, seen
 
 
-@pytest.mark.parametrize("times", [5, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("times", [3, pytest.param(20, marks=pytest.mark.slow)])
 def test_killed_at_any_moment_a_run_ends_as_if_it_had_not_been(tmp_path, times):
     whole, parts, seen = kill_and_go_on(tmp_path, signal.SIGKILL, times, seed=times)
     assert apart(whole, parts) == []
@@ -77,7 +77,7 @@ def test_killed_at_any_moment_a_run_ends_as_if_it_had_not_been(tmp_path, times):
     assert not list((parts / "checkpoints").glob(".*"))
 
 
-@pytest.mark.parametrize("times", [2, pytest.param(6, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("times", [1, pytest.param(6, marks=pytest.mark.slow)])
 def test_asked_to_end_at_any_moment_a_run_goes_on_where_it_was(tmp_path, times):
     whole, parts, seen = kill_and_go_on(
         tmp_path, signal.SIGTERM, times, seed=times, trainer__checkpoint_interval=0

@@ -32,6 +32,12 @@ def told(monkeypatch):
 """
 
 
+@pytest.fixture(autouse=True)
+def without_importnb(monkeypatch):
+    """mettagrid brings a plugin along that this pytest refuses to load."""
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-p no:importnb")
+
+
 @pytest.fixture
 def project(pytester):
     """A project whose policies break the laws they are told to."""

@@ -5,16 +5,12 @@ import pytest
 import holdfast
 from holdfast.worlds import closing_world, make_world
 
-SLOW = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("annotations_asleep")]
 
 
 @pytest.mark.parametrize(
     ("name", "agents"),
-    [
-        ("mettagrid:tmaze", 8),
-        pytest.param("pettingzoo:zoo_envs:Guests", 6, marks=SLOW),
-        pytest.param("envpool:CartPole-v1", 8, marks=SLOW),
-    ],
+    [("mettagrid:tmaze", 8), ("pettingzoo:zoo_envs:Guests", 6), ("envpool:CartPole-v1", 8)],
 )
 def test_every_law_holds_on_a_policy_made_for_it(name, agents):
     pytest.importorskip(name.partition(":")[0])
