@@ -33,7 +33,7 @@ def told(monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def without_importnb(monkeypatch):
+def without_importnb(pytester, monkeypatch):
     """mettagrid brings a plugin along that this pytest refuses to load."""
     monkeypatch.setenv("PYTEST_ADDOPTS", "-p no:importnb")
 
