@@ -1,6 +1,6 @@
 """Workers: rollouts of a world that costs more than its policy, by the number of processes it lives in.
 
-python benchmarks/workers.py [WORLD] [ROUNDS]
+COST=4000 PYTHONPATH=benchmarks python benchmarks/workers.py [WORLD] [ROUNDS]
 """
 
 import os
@@ -12,10 +12,22 @@ import torch
 
 from holdfast.experience import Collector
 from holdfast.policies import make_policy
-from holdfast.worlds import make_world
+from holdfast.worlds import Recall, make_world
 from holdfast.worlds.pool import Blueprint, Pool
 
-AGENTS, LENGTH = 64, 32
+AGENTS, LENGTH, COST = 64, 32, int(os.environ.get("COST", "4000"))
+
+
+class Costly(Recall):
+    """Recall, with some Python for each agent in every step, as simulators cost."""
+
+    def step(self, actions):
+        """Work, and step."""
+        for _ in range(self.agents):
+            sum(number * number for number in range(COST))
+        return super().step(actions)
+
+
 KINDS = {"this process": (0, 1), "1 worker": (1, 2), "2 workers": (2, 2), "2 workers, 1 share": (2, 1)}
 
 
@@ -27,7 +39,7 @@ def built(name, workers, shares):
 
 def main():
     torch.set_num_threads(1)
-    name = sys.argv[1] if len(sys.argv) > 1 else "popgym:MineSweeperEasy"
+    name = sys.argv[1] if len(sys.argv) > 1 else "workers:Costly"
     rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 7
     rates = {kind: [] for kind in KINDS}
     parts = {}
