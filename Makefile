@@ -1,4 +1,4 @@
-# The two commands: `make train` and `make test`. Both set up .venv the first time and start at once after that.
+# The two commands: `make train` and `make test`. Both create .venv on first use.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -17,8 +17,8 @@ test: $(READY) lint
 slow: $(READY) $(VENV)/.envpool $(VENV)/tensordict-oldest/.ready
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
 	PYTHONPATH=$(VENV)/tensordict-oldest $(BIN)/python -m pytest -n 2 -m "not slow" \
-		--ignore tests/memory/test_kernels.py --ignore tests/memory/test_kernels_compiled.py tests/memory tests/experience tests/learn \
-		tests/policies/test_wrapper.py tests/policies/test_template.py tests/policies/test_binding.py
+		--ignore tests/memory/kernels tests/memory tests/rollout tests/learn \
+		tests/policies/test_lstm_wrapper.py tests/policies/test_recurrent_policy.py tests/policies/test_binding.py
 
 lint: $(READY)
 	$(BIN)/ruff format --check .
@@ -26,15 +26,15 @@ lint: $(READY)
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports
 
-# The page of every number a run reports.
+# The reference pages: configuration, metrics, command line.
 docs: $(READY)
-	$(BIN)/python tools/metrics.py
+	$(BIN)/python tools/reference.py
 
-# What the check catches and lets pass, measured anew, with pictures; ARGS=traps: the traps of a trainer alone.
+# docs/museum: measures what the check catches and passes, and draws the pictures; ARGS=traps: the traps alone.
 museum: $(READY)
 	$(BIN)/python tools/museum.py $(ARGS)
 
-# Other libraries under our laws, in an environment of their own: they need an older tensordict than we pin.
+# docs/museum/peers.md: the laws on other libraries, in a separate environment with the tensordict they need.
 PEERS := .venv-peers
 check-peers: $(PEERS)/.ready
 	$(PEERS)/bin/python tools/check_peers.py
@@ -47,19 +47,19 @@ $(PEERS)/.ready: pyproject.toml constraints.txt
 		sb3-contrib==2.9.2 torchrl==0.14.1 'tensordict>=0.14,<0.15' hoptorch==0.1.4
 	touch $@
 
-# torch comes first and pinned: a range alone would pull gigabytes of CUDA packages on a machine without a GPU.
+# torch first and pinned: a range alone would pull gigabytes of CUDA packages on a machine without a GPU.
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-# 750 MB of games: only who runs the slow tests needs them.
+# 750 MB of games, for the slow tests only.
 $(VENV)/.envpool: $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[envpool]'
 	touch $@
 
-# The oldest tensordict we support, laid beside the environment and put in front of it by `make slow`.
+# The oldest supported tensordict, which `make slow` puts in front of the environment.
 $(VENV)/tensordict-oldest/.ready: $(READY)
 	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(dir $@) 'tensordict==0.14.0'
 	touch $@

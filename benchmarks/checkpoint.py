@@ -1,8 +1,8 @@
-"""What keeping costs: seconds and bytes of a checkpoint, and how long training waits for them.
+"""Cost of checkpoints: seconds and bytes, and how long training waits for them.
 
-Training goes on as `holdfast train` lets it: a copy of everything after each iteration, a checkpoint written
-beside the training after every `trainer.checkpoint_interval`. What training waits is what the copies and the
-handing over take, and what iterations take longer while a checkpoint is being written.
+Trains as `holdfast train` does: a snapshot after each iteration, and a checkpoint written in the background
+every `trainer.checkpoint_interval` iterations. Training waits for the snapshots, for the hand-over to the
+writer, and for iterations that are slower while a checkpoint is being written.
 
     python benchmarks/checkpoint.py --agents 8192 --iterations 60
 """
@@ -16,12 +16,12 @@ from pathlib import Path
 
 import torch
 
-from holdfast.build import build_policy, build_world, pick_device
-from holdfast.config import Config, change
-from holdfast.keep import Kept, RunFolder, described, made_with, open_checkpoint
-from holdfast.keep.checkpoint import write_checkpoint
-from holdfast.life import Life
+from holdfast.build import build_policy, build_world, select_device
+from holdfast.checkpoint.format import environment, open_checkpoint, write_checkpoint
+from holdfast.checkpoint.run_dir import CheckpointManager, RunDir, policy_files
+from holdfast.config.run import Config, override
 from holdfast.recipes import find_recipe
+from holdfast.training.trainer import Trainer
 
 
 def now(device: torch.device) -> float:
@@ -30,37 +30,43 @@ def now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def alive(config: Config, device: torch.device) -> tuple[Life, torch.nn.Module]:
+def make_trainer(config: Config, device: torch.device) -> tuple[Trainer, torch.nn.Module]:
     world = build_world(config, device, agents=config.world.agents, seed=config.seed)
     policy = build_policy(config, world, device)
-    return Life(config, world, policy), policy
+    return Trainer(config, world, policy), policy
 
 
-def trained(life: Life, kept: Kept, folder: RunFolder, count: int, device: torch.device) -> dict[str, float]:
-    """Train for some iterations, and say what keeping took of it."""
-    lives, copies, handed, overlapped = [], [], [], []
+def run_iteration(trainer: Trainer) -> None:
+    segments = trainer.collect()
+    trainer.check_replay(segments)
+    trainer.update(segments)
+
+
+def measure(trainer: Trainer, checkpoints: CheckpointManager, count: int, device: torch.device) -> dict[str, float]:
+    """Train for some iterations; return the seconds that checkpoints take."""
+    iterations, copies, handovers, overlapped = [], [], [], []
     for _ in range(count):
-        writing = kept.is_writing
-        begun = now(device)
-        life.go_on()
-        lived = now(device)
-        moment = life.moment(None, {})
+        writing = checkpoints._pending is not None and not checkpoints._pending.done()
+        start = now(device)
+        run_iteration(trainer)
+        trained = now(device)
+        snapshot = trainer.snapshot(None, {})
         copied = now(device)
-        kept.saw(moment)
-        lives.append(lived - begun)
-        copies.append(copied - lived)
-        handed.append(now(device) - copied)
+        checkpoints.save_if_due(snapshot)
+        iterations.append(trained - start)
+        copies.append(copied - trained)
+        handovers.append(now(device) - copied)
         if writing:
-            overlapped.append(lives[-1])
-    usual = statistics.median(lives)
-    slower = sum(max(0.0, each - usual) for each in overlapped)
-    whole = sum(lives) + sum(copies) + sum(handed)
+            overlapped.append(iterations[-1])
+    median = statistics.median(iterations)
+    slower = sum(max(0.0, seconds - median) for seconds in overlapped)
+    total = sum(iterations) + sum(copies) + sum(handovers)
     return {
-        "iteration_s": usual,
+        "iteration_s": median,
         "copy_s": statistics.median(copies),
-        "handing_over_s": sum(handed),
+        "handing_over_s": sum(handovers),
         "slower_while_writing_s": slower,
-        "stall_percent": 100 * (sum(copies) + sum(handed) + slower) / whole,
+        "stall_percent": 100 * (sum(copies) + sum(handovers) + slower) / total,
     }
 
 
@@ -71,38 +77,37 @@ def main() -> None:
     parser.add_argument("--world", default="arena")
     parser.add_argument("--batch", type=int, default=524288)
     parser.add_argument("--minibatch", type=int, default=16384)
-    asked = parser.parse_args()
-    keys = {"world": asked.world, "world.agents": asked.agents, "policy": "fast", "trainer.monitor": "off"}
-    keys |= {"trainer.batch_size": asked.batch, "trainer.minibatch_size": asked.minibatch}
-    keys |= {"trainer.total_timesteps": asked.batch * asked.iterations, "trainer.checkpoint_interval": 50}
-    config = change(find_recipe("general"), keys)
-    device = pick_device(config)
-    life, policy = alive(config, device)
-    life.go_on()
-    with tempfile.TemporaryDirectory() as place:
-        folder, about = RunFolder(Path(place)), described(config, policy)
-        made = made_with(device)
+    args = parser.parse_args()
+    keys = {"world": args.world, "world.agents": args.agents, "policy": "fast", "trainer.monitor": "off"}
+    keys |= {"trainer.batch_size": args.batch, "trainer.minibatch_size": args.minibatch}
+    keys |= {"trainer.total_timesteps": args.batch * args.iterations, "trainer.checkpoint_interval": 50}
+    config = override(find_recipe("general"), keys)
+    device = select_device(config)
+    trainer, policy = make_trainer(config, device)
+    run_iteration(trainer)
+    with tempfile.TemporaryDirectory() as path:
+        folder, files = RunDir(Path(path)), policy_files(config, policy)
         seconds = []
         for number in range(5):
-            moment = life.moment(None, {})
-            begun = now(device)
-            path = write_checkpoint(folder.checkpoints / str(number), moment, about, made)
-            seconds.append(now(device) - begun)
-        sizes = {file.name: file.stat().st_size for file in path.iterdir()}
+            snapshot = trainer.snapshot(None, {})
+            start = now(device)
+            saved = write_checkpoint(folder.checkpoints / str(number), snapshot, files, environment(device))
+            seconds.append(now(device) - start)
+        sizes = {file.name: file.stat().st_size for file in saved.iterdir()}
         print(
             json.dumps({"bytes": sum(sizes.values()), **sizes, "write_s": statistics.median(seconds)}),
             flush=True,
         )
-        other, _ = alive(config, device)
-        begun = now(device)
-        other.restore(open_checkpoint(path))
-        print(json.dumps({"verify_and_restore_s": now(device) - begun}), flush=True)
-        del other
+        restored, _ = make_trainer(config, device)
+        start = now(device)
+        restored.restore(open_checkpoint(saved))
+        print(json.dumps({"verify_and_restore_s": now(device) - start}), flush=True)
+        del restored
         interval = config.trainer.checkpoint_interval
-        kept = Kept(folder, about, made, interval=interval, keep=3, alarm=print)
-        found = trained(life, kept, folder, asked.iterations, device)
-        kept.at_last()
-        print(json.dumps(found), flush=True)
+        checkpoints = CheckpointManager(folder, files, environment(device), interval=interval, keep=3, alarm=print)
+        result = measure(trainer, checkpoints, args.iterations, device)
+        checkpoints.save_final()
+        print(json.dumps(result), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the dashboard costs: the time of showing in that of a training with the default recipe.
+"""Measure the dashboard: its share of the time of a training run with the default recipe.
 
 python benchmarks/console.py
 """
@@ -10,35 +10,38 @@ import torch
 from rich.console import Console
 
 from holdfast.build import build_policy, build_world
-from holdfast.config import change
-from holdfast.life import iterations
+from holdfast.config.run import override
 from holdfast.recipes import find_recipe
-from holdfast.report import RunConsole, title_of
+from holdfast.report.console import RunConsole
+from holdfast.report.text import title_of
+from holdfast.training.trainer import Trainer
 
 STEPS = 100_000
 
 
 def main():
     torch.set_num_threads(1)
-    config, device = change(find_recipe("recall"), {"trainer.total_timesteps": STEPS}), torch.device("cpu")
+    config, device = override(find_recipe("recall"), {"trainer.total_timesteps": STEPS}), torch.device("cpu")
     world = build_world(config, device, agents=config.world.agents, seed=0)
     policy = build_policy(config, world, device)
-    shown, drawn, begun = 0.0, [], time.perf_counter()
-    with open(os.devnull, "w") as nowhere:
-        screen = Console(file=nowhere, force_terminal=True, width=100, height=40, emoji=False)
+    show_s, draws, started = 0.0, [], time.perf_counter()
+    with open(os.devnull, "w") as devnull:
+        screen = Console(file=devnull, force_terminal=True, width=100, height=40, emoji=False)
         title = title_of(config, "benchmark", policy, device)
         console = RunConsole(config.iterations, screen, title=title, horizon=config.trainer.bptt_horizon)
         with console:
-            for metrics in iterations(config, world, policy):
+            trainer = Trainer(config, world, policy)
+            for _ in range(config.iterations):
+                metrics = trainer.update(trainer.collect())
                 before = time.perf_counter()
                 console.show(metrics)
-                took = time.perf_counter() - before
-                shown += took
-                drawn += [took] if took > 1e-3 else []
-    whole = time.perf_counter() - begun
-    print(f"{config.iterations} iterations in {whole:.1f} s, {len(drawn)} drawings")
-    print(f"a drawing takes {1e3 * sum(drawn) / max(1, len(drawn)):.1f} ms")
-    print(f"showing costs {shown / whole:.2%} of the run")
+                elapsed = time.perf_counter() - before
+                show_s += elapsed
+                draws += [elapsed] if elapsed > 1e-3 else []
+    total = time.perf_counter() - started
+    print(f"{config.iterations} iterations in {total:.1f} s, {len(draws)} draws")
+    print(f"a draw takes {1e3 * sum(draws) / max(1, len(draws)):.1f} ms")
+    print(f"the dashboard costs {show_s / total:.2%} of the run")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""What each part of each policy costs: token front, encoder, memory, heads; forward, and forward + backward.
+"""Time the parts of each policy: token front, encoder, memory, heads; forward, and forward + backward.
 
-The policies are timed as graphs, since these name their parts; classes do the same work. One minibatch of
-`--rows` segments of 64 steps: 200 tokens, of which 60 to 120 are there; what is padding in all rows was left
-out by the collector (`--whole`: was not). Medians, milliseconds:
+The policies are timed as component graphs, which name their parts; the classes do the same work. One
+minibatch of `--rows` segments of 64 steps with 200 token slots, of which 60 to 120 are used. Slots that are
+padding in all rows are dropped, as the collector does (`--whole` keeps them). Medians in milliseconds:
 
     python benchmarks/policies.py [--device cuda] [--rows 256] [--whole] [--json FILE]
 """
@@ -15,8 +15,8 @@ import time
 import torch
 
 from holdfast.policies import POLICIES, ComponentPolicy
-from holdfast.policies.component_policy import WORLD
-from holdfast.policies.graph import CORE, OBS
+from holdfast.policies.components.component_policy import WORLD
+from holdfast.policies.components.graph import CORE, OBS
 from holdfast.worlds import Feature, WorldSpec
 from holdfast.worlds.tokens import PADDING, shorten
 
@@ -31,7 +31,7 @@ STARTS = 0.02
 
 
 def some_obs(rows: int, device: str) -> torch.Tensor:
-    """Rows of 60 to 120 tokens, then padding."""
+    """Return random observations of 60 to 120 tokens, then padding."""
     generator = torch.Generator().manual_seed(0)
     place = torch.randint(11, (rows, TOKENS, 2), generator=generator)
     feature = torch.randint(25, (rows, TOKENS), generator=generator)
@@ -43,18 +43,18 @@ def some_obs(rows: int, device: str) -> torch.Tensor:
 
 
 def seconds(run, device: str, repeats: int) -> float:
-    """Median time of one call: device time on a GPU, CPU time elsewhere."""
+    """Return the median time of one call: device time on a GPU, CPU time elsewhere."""
     for _ in range(3):
         run()
     times = []
     for _ in range(repeats):
         if device == "cuda":
-            begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begun.record()
+            started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            started.record()
             run()
             ended.record()
             torch.cuda.synchronize()
-            times.append(begun.elapsed_time(ended) / 1e3)
+            times.append(started.elapsed_time(ended) / 1e3)
         else:
             start = time.process_time()
             run()
@@ -63,13 +63,13 @@ def seconds(run, device: str, repeats: int) -> float:
 
 
 def leaves_of(outputs):
-    """All tensors of some outputs that gradients may flow through."""
-    flat = [part for each in outputs for part in (each if isinstance(each, tuple) else (each,))]
-    return [part for part in flat if part.requires_grad]
+    """Return all output tensors that require a gradient."""
+    flat = [leaf for output in outputs for leaf in (output if isinstance(output, tuple) else (output,))]
+    return [leaf for leaf in flat if leaf.requires_grad]
 
 
 def parts_of(policy: ComponentPolicy, obs: torch.Tensor, rows: int) -> dict:
-    """For each part a function of nothing that runs it on real inputs, and returns what it gives."""
+    """Return for each part a function without arguments that runs it on real inputs."""
     clear = torch.rand(rows, T, device=obs.device) < STARTS
     valid, state = torch.ones_like(clear), policy.lstm.cell.initial(rows)
     outputs = {WORLD: obs}
@@ -78,36 +78,36 @@ def parts_of(policy: ComponentPolicy, obs: torch.Tensor, rows: int) -> dict:
             sources = [WORLD] if name == OBS else policy.graph.nodes[name].sources
             outputs[name] = policy.components[name](*(outputs[source] for source in sources))
         encoded = outputs[policy.graph.nodes[CORE].sources[0]].unflatten(0, (rows, T))
-        said = policy.lstm.cell(encoded, state, clear, valid)[0].flatten(0, 1)
-    # A box has no weights behind it, so nobody asks for its gradient.
+        hidden = policy.lstm.cell(encoded, state, clear, valid)[0].flatten(0, 1)
+    # A box has no weights behind it, so it needs no gradient.
     front = outputs[OBS]
-    front = type(front)(*(asking(part) for part in front)) if isinstance(front, tuple) else front
+    front = type(front)(*(with_grad(field) for field in front)) if isinstance(front, tuple) else front
     later, heads = [name for name in policy.stages[0][0] if name != OBS], policy.stages[1][0]
     return {
         "front": lambda: [policy.components[OBS](obs)],
         "encoder": lambda: run_nodes(policy, later, {OBS: front}),
-        "memory": lambda: [policy.lstm.cell(asking(encoded), state, clear, valid)[0]],
+        "memory": lambda: [policy.lstm.cell(with_grad(encoded), state, clear, valid)[0]],
         "heads": lambda: run_nodes(
-            policy, heads, {CORE: asking(said), "_action_embeds_": outputs.get("_action_embeds_")}
+            policy, heads, {CORE: with_grad(hidden), "_action_embeds_": outputs.get("_action_embeds_")}
         ),
     }
 
 
-def asking(x: torch.Tensor) -> torch.Tensor:
-    """The same numbers, with a gradient wanted."""
+def with_grad(x: torch.Tensor) -> torch.Tensor:
+    """Return a copy that requires a gradient."""
     return x.detach().requires_grad_() if x.is_floating_point() else x
 
 
-def run_nodes(policy: ComponentPolicy, names, known: dict) -> list:
-    known = dict(known)
+def run_nodes(policy: ComponentPolicy, names, inputs: dict) -> list:
+    outputs = dict(inputs)
     for name in names:
-        known[name] = policy.components[name](*(known[s] for s in policy.graph.nodes[name].sources))
-    return [known[name] for name in names]
+        outputs[name] = policy.components[name](*(outputs[s] for s in policy.graph.nodes[name].sources))
+    return [outputs[name] for name in names]
 
 
 def measure(name: str, obs: torch.Tensor, repeats: int) -> dict[str, list[float]]:
-    """Milliseconds of each part: forward, and forward with backward."""
-    device, rows, found = obs.device.type, len(obs) // T, {}
+    """Return the milliseconds of each part: forward, and forward with backward."""
+    device, rows, results = obs.device.type, len(obs) // T, {}
     policy = ComponentPolicy(SPEC, name).to(device)
     for part, run in parts_of(policy, obs, rows).items():
 
@@ -120,37 +120,37 @@ def measure(name: str, obs: torch.Tensor, repeats: int) -> dict[str, list[float]
             if leaves:
                 torch.autograd.backward(leaves[-1:], [torch.ones_like(leaves[-1])])
 
-        found[part] = [1e3 * seconds(each, device, repeats) for each in (forward, both)]
-    found["all"] = [sum(times) for times in zip(*found.values(), strict=True)]
-    return found
+        results[part] = [1e3 * seconds(call, device, repeats) for call in (forward, both)]
+    results["all"] = [sum(times) for times in zip(*results.values(), strict=True)]
+    return results
 
 
 def main() -> None:
-    """Print a table, and write it as JSON if asked."""
+    """Print a table, and write it as JSON with --json."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--policy", action="append", choices=list(POLICIES))
-    parser.add_argument("--whole", action="store_true", help="keep all padding")
+    parser.add_argument("--whole", dest="full", action="store_true", help="keep all padding slots")
     parser.add_argument("--json")
-    asked = parser.parse_args()
-    if asked.device == "cpu":
+    args = parser.parse_args()
+    if args.device == "cpu":
         torch.set_num_threads(1)
     else:
         torch.backends.cudnn.allow_tf32 = False
-    found = {}
-    obs = some_obs(asked.rows * T, asked.device)
-    obs = obs if asked.whole else shorten(obs)
-    size = f"{asked.rows} x {T} steps, {obs.shape[1]} tokens"
-    print(f"torch {torch.__version__}, {asked.device}, {size}; ms forward / forward + backward")
-    for name in asked.policy or POLICIES:
-        found[name] = measure(name, obs, asked.repeats)
-        told = "  ".join(f"{part} {one:.1f}/{both:.1f}" for part, (one, both) in found[name].items())
-        print(f"{name:<18} {told}", flush=True)
-    if asked.json:
-        with open(asked.json, "w") as file:
-            json.dump(found, file, indent=2)
+    results = {}
+    obs = some_obs(args.rows * T, args.device)
+    obs = obs if args.full else shorten(obs)
+    size = f"{args.rows} x {T} steps, {obs.shape[1]} tokens"
+    print(f"torch {torch.__version__}, {args.device}, {size}; ms forward / forward + backward")
+    for name in args.policy or POLICIES:
+        results[name] = measure(name, obs, args.repeats)
+        text = "  ".join(f"{part} {one:.1f}/{both:.1f}" for part, (one, both) in results[name].items())
+        print(f"{name:<18} {text}", flush=True)
+    if args.json:
+        with open(args.json, "w") as file:
+            json.dump(results, file, indent=2)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""How fast each world is alone: agent steps a second, with random actions made beforehand.
+"""Measure each world without a policy: agent steps per second, with actions drawn in advance.
 
-On the CPU by CPU-seconds of one thread, best of several passes, since others may use the machine; on a GPU by
-the clock on the wall, the device waited for at the end of each pass. Agents are rounded to whole crowds of
-24 for `arena`:
+On the CPU in CPU-seconds of one thread, best of several passes, since other programs may use the machine; on
+a GPU in wall time, synchronized at the end of each pass. For `arena` the number of agents is rounded to a
+multiple of 24, one map:
 
     python benchmarks/worlds.py [--device cuda] [--agents 64 1024 8192] [--worlds arena tmaze] [--json FILE]
 """
@@ -14,7 +14,7 @@ import time
 import torch
 
 from holdfast.worlds import WORLDS, make_world
-from holdfast.worlds.arena import CROWD
+from holdfast.worlds.builtin.arena import AGENTS_PER_MAP
 
 
 def seconds(world, actions: list[torch.Tensor], device: str) -> float:
@@ -23,18 +23,18 @@ def seconds(world, actions: list[torch.Tensor], device: str) -> float:
     clock = time.perf_counter if on_gpu else time.process_time
     if on_gpu:
         torch.cuda.synchronize()
-    begun = clock()
-    for each in actions:
-        world.step(each)
+    started = clock()
+    for action in actions:
+        world.step(action)
     if on_gpu:
         torch.cuda.synchronize()
-    return clock() - begun
+    return clock() - started
 
 
 def measure(name: str, agents: int, device: str, passes: int, steps: int) -> float:
-    """Give the agent steps a second of the fastest pass."""
+    """Return the agent steps per second of the fastest pass."""
     if name == "arena":
-        agents = max(1, round(agents / CROWD)) * CROWD
+        agents = max(1, round(agents / AGENTS_PER_MAP)) * AGENTS_PER_MAP
     world = make_world(name, agents=agents, device=device)
     count = len(world.spec.action_names)
     actions = [torch.randint(count, (agents,), device=device) for _ in range(steps)]
@@ -52,19 +52,17 @@ def main() -> None:
     parser.add_argument("--passes", type=int, default=5)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--json", help="write all figures to this file")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
-    print(f"torch {torch.__version__}, {asked.device}, steps a second, best of {asked.passes} passes")
-    print(f"{'world':14}" + "".join(f"{agents:>14,}" for agents in asked.agents))
-    found = {}
-    for name in asked.worlds:
-        found[name] = [
-            measure(name, agents, asked.device, asked.passes, asked.steps) for agents in asked.agents
-        ]
-        print(f"{name:14}" + "".join(f"{speed:14,.0f}" for speed in found[name]), flush=True)
-    if asked.json:
-        with open(asked.json, "w") as file:
-            json.dump({"agents": asked.agents, "steps_a_second": found}, file, indent=2)
+    print(f"torch {torch.__version__}, {args.device}, steps per second, best of {args.passes} passes")
+    print(f"{'world':14}" + "".join(f"{agents:>14,}" for agents in args.agents))
+    results = {}
+    for name in args.worlds:
+        results[name] = [measure(name, agents, args.device, args.passes, args.steps) for agents in args.agents]
+        print(f"{name:14}" + "".join(f"{speed:14,.0f}" for speed in results[name]), flush=True)
+    if args.json:
+        with open(args.json, "w") as file:
+            json.dump({"agents": args.agents, "steps_a_second": results}, file, indent=2)
 
 
 if __name__ == "__main__":

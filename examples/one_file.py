@@ -2,9 +2,9 @@
 
     python examples/one_file.py [seed]
 
-A cue is seen once and must be named some steps later, so only an agent that remembers can do it. All of it
-is written the most obvious way and imports nothing of holdfast: the tests hold the library against this file.
-Axes: `B` rows (an agent's steps each), `T` steps, `L` layers, `H` hidden size, `M` tokens, `N` of any kind.
+A cue is observed once and must be named some steps later, so the task needs memory. The code takes the most
+obvious way and imports nothing of holdfast: the tests compare the library with this file.
+Axes: `B` segments of one agent each, `T` steps, `L` layers, `H` hidden size, `M` tokens, `N` any batch.
 """
 
 import math
@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from torch.optim import Adam
 
 GLOBAL, PADDING, CUE_PLACE, SIDE, TOKENS = 0xFE, 0xFF, 0x45, 11, 4
-State = tuple[Tensor, Tensor]  # what B agents remember: h and c, each [B,L,H]
+State = tuple[Tensor, Tensor]  # the LSTM state of B agents: h and c, each [B,L,H]
 
 
 @dataclass(frozen=True)
 class Config:
-    """Every number of the run."""
+    """Hyperparameters of the run."""
 
     seed: int = 0
     agents: int = 64
@@ -46,14 +46,14 @@ class Config:
 
 # ---- the world -------------------------------------------------------------------------------------------
 class Step(NamedTuple):
-    """What the world says: `obs` is what is seen now; `reward` and the two flags judge the action before."""
+    """Output of the world: the current `obs`, with the reward and the two end flags of the action before."""
 
     obs: Tensor
     reward: Tensor
     terminated: Tensor
     truncated: Tensor
-    first: Tensor  # obs opens an episode: forget, then look
-    last_obs: Tensor  # what an episode that ended saw last; obs already shows the next one
+    first: Tensor  # obs starts an episode: clear the state before the forward pass
+    last_obs: Tensor  # final observation of an episode that ended; obs is of the next one
 
 
 class Recall:
@@ -65,45 +65,45 @@ class Recall:
         self.cue = self.wait = torch.zeros(agents, dtype=torch.long)
 
     def reset(self) -> Step:
-        """Begin an episode with everybody."""
-        everybody = torch.ones(self.agents, dtype=torch.bool)
-        self._begin(everybody)
-        return self._tell(everybody, ~everybody, torch.zeros(self.agents))
+        """Start an episode for all agents."""
+        all_agents = torch.ones(self.agents, dtype=torch.bool)
+        self._start(all_agents)
+        return self._make_step(all_agents, ~all_agents, torch.zeros(self.agents))
 
     def step(self, action: Tensor) -> Step:
-        """Judge those who were asked and begin their next episode; the others wait one step less."""
-        asked = self.wait == 0
-        reward = (asked & (action == self.cue)).float()
+        """Reward agents at the query and start their next episode; count down for the rest."""
+        at_query = self.wait == 0
+        reward = (at_query & (action == self.cue)).float()
         self.wait = self.wait - 1
-        self._begin(asked)
-        return self._tell(asked, asked, reward)
+        self._start(at_query)
+        return self._make_step(at_query, at_query, reward)
 
-    def _begin(self, who: Tensor) -> None:
+    def _start(self, mask: Tensor) -> None:
         low, high = self.cfg.delay
-        cue = torch.randint(self.cfg.cues, who.shape, generator=self.generator)
-        wait = torch.randint(low + 1, high + 2, who.shape, generator=self.generator)
-        self.cue, self.wait = torch.where(who, cue, self.cue), torch.where(who, wait, self.wait)
+        cue = torch.randint(self.cfg.cues, mask.shape, generator=self.generator)
+        wait = torch.randint(low + 1, high + 2, mask.shape, generator=self.generator)
+        self.cue, self.wait = torch.where(mask, cue, self.cue), torch.where(mask, wait, self.wait)
 
-    def _tell(self, first: Tensor, ended: Tensor, reward: Tensor) -> Step:
+    def _make_step(self, first: Tensor, ended: Tensor, reward: Tensor) -> Step:
         obs = torch.full((self.agents, TOKENS, 3), PADDING, dtype=torch.uint8)
-        last_obs, nobody = obs.clone(), torch.zeros_like(ended)
+        last_obs, no_agents = obs.clone(), torch.zeros_like(ended)
         cues = torch.tensor([[CUE_PLACE, 1 + n, 255] for n in range(self.cfg.cues)], dtype=torch.uint8)
         obs[first, 0] = cues[self.cue[first]]
         obs[self.wait == 0, 0] = torch.tensor([GLOBAL, 0, 1], dtype=torch.uint8)
-        terminated, truncated = (nobody, ended) if self.cfg.truncate else (ended, nobody)
+        terminated, truncated = (no_agents, ended) if self.cfg.truncate else (ended, no_agents)
         return Step(obs, reward, terminated, truncated, first, last_obs)
 
 
 # ---- the network -----------------------------------------------------------------------------------------
 def orthogonal(layer: nn.Module, gain: float = 1.0) -> nn.Module:
-    """Begin a layer with orthogonal weights and biases of 0."""
+    """Initialize a layer with orthogonal weights and zero biases."""
     nn.init.orthogonal_(layer.weight, gain)
     nn.init.zeros_(layer.bias)
     return layer
 
 
 class Net(nn.Module):
-    """Tokens -> box -> convolutions -> LSTM -> scores of the actions, and a value."""
+    """Tokens -> box -> convolutions -> LSTM -> action logits and value."""
 
     def __init__(self, cues: int, hidden: int = 128, layers: int = 2) -> None:
         super().__init__()
@@ -128,13 +128,13 @@ class Net(nn.Module):
         table = nn.init.orthogonal_(torch.empty(100, 16))
         self.embeddings = nn.Parameter(table * 0.1 / table.abs().max())
 
-    def blank(self, agents: int) -> State:
-        """Remember nothing."""
+    def initial_state(self, agents: int) -> State:
+        """Return the zero state."""
         zeros = torch.zeros(agents, self.layers, self.hidden, dtype=self.norm.dtype)
         return zeros, zeros
 
     def unroll(self, obs: Tensor, first: Tensor, state: State) -> tuple[Tensor, Tensor, State]:
-        """Read `obs[B,T,M,3]` from `state` on; return logits `[B,T,actions]`, values `[B,T]`, state."""
+        """Unroll `obs[B,T,M,3]` from `state`; return logits `[B,T,actions]`, values `[B,T]`, state."""
         x = self.encode(obs.flatten(0, 1)).unflatten(0, first.shape)
         h, c = list(state[0].unbind(1)), list(state[1].unbind(1))
         outputs = []
@@ -155,16 +155,16 @@ class Net(nn.Module):
         value = self.critic2(torch.tanh(self.critic1(y)))[..., 0]
         return logits, value, (torch.stack(h, dim=1), torch.stack(c, dim=1))
 
-    def look(self, obs: Tensor, first: Tensor, state: State) -> tuple[Tensor, Tensor, State]:
-        """Read one step, `obs[B,M,3]`."""
+    def forward(self, obs: Tensor, first: Tensor, state: State) -> tuple[Tensor, Tensor, State]:
+        """Run one step, `obs[B,M,3]`."""
         logits, value, state = self.unroll(obs[:, None], first[:, None], state)
         return logits[:, 0], value[:, 0], state
 
     def encode(self, obs: Tensor) -> Tensor:
-        """Write tokens `[N,M,3]` into a box, the larger of two on one place, and make 128 numbers of it."""
+        """Scatter tokens `[N,M,3]` into a box (amax where two collide) and encode it as 128 features."""
         location, feature, value = obs.long().unbind(-1)
         cell = torch.where(location == GLOBAL, SIDE * SIDE // 2, (location >> 4) * SIDE + (location & 15))
-        # The box begins at 0 and keeps the larger, so a 0 written for padding changes nothing.
+        # The box starts at 0 and takes the maximum, so the 0 of a padding token changes nothing.
         place = torch.where(location == PADDING, 0, feature * SIDE * SIDE + cell)
         value = torch.where(location == PADDING, 0, value).to(self.norm.dtype)
         box = torch.zeros(len(obs), len(self.norm) * SIDE * SIDE, dtype=self.norm.dtype)
@@ -175,7 +175,7 @@ class Net(nn.Module):
 
 # ---- the algorithm ---------------------------------------------------------------------------------------
 class Rollout(NamedTuple):
-    """What was lived, `[B,T]`, with the memory it began with and the value of what comes next, `[B]`."""
+    """Transitions `[B,T]`, with the entry state and the bootstrap value `[B]`."""
 
     h: Tensor
     c: Tensor
@@ -184,75 +184,75 @@ class Rollout(NamedTuple):
     action: Tensor
     log_prob: Tensor
     value: Tensor
-    reward: Tensor  # what this step's action earned; the flags say whether it ended the episode
+    reward: Tensor  # of this step's action; the flags mark whether it ended the episode
     terminated: Tensor
     truncated: Tensor
-    last_value: Tensor  # what the last observation was worth, where truncated
+    last_value: Tensor  # value of the final observation, where truncated
     next_value: Tensor
 
 
 def draw(logits: Tensor) -> Tensor:
-    """Draw an action for each row."""
+    """Sample an action for each row."""
     return torch.multinomial(logits.softmax(-1), 1)[:, 0]
 
 
 @torch.no_grad()
-def rollout(net: Net, world: Recall, seen: Step, state: State, horizon: int) -> tuple[Rollout, Step, State]:
-    """Live `horizon` steps; also return what is seen and remembered then, to go on from there."""
-    entry, lived = state, []
+def rollout(net: Net, world: Recall, step: Step, state: State, horizon: int) -> tuple[Rollout, Step, State]:
+    """Collect `horizon` steps; also return the step and state that the next rollout continues from."""
+    entry, transitions = state, []
     for _ in range(horizon):
-        now = seen
-        logits, value, state = net.look(now.obs, now.first, state)
+        logits, value, state = net(step.obs, step.first, state)
         action = draw(logits)
         log_prob = logits.log_softmax(-1).gather(1, action[:, None])[:, 0]
-        seen = world.step(action)
+        next_step = world.step(action)
         last_value = torch.zeros_like(value)
-        if seen.truncated.any():
-            # The episode might have gone on: ask what that was worth, before memory is cleared.
-            _, last_value, _ = net.look(seen.last_obs, torch.zeros_like(seen.first), state)
-        told = (seen.reward, seen.terminated, seen.truncated, last_value)
-        lived.append((now.obs, now.first, action, log_prob, value, *told))
-    _, next_value, _ = net.look(seen.obs, seen.first, state)
-    columns = [torch.stack(column, dim=1) for column in zip(*lived, strict=True)]
-    return Rollout(*entry, *columns, next_value), seen, state
+        if next_step.truncated.any():
+            # Truncation bootstraps from the final observation, with the state before it is cleared.
+            _, last_value, _ = net(next_step.last_obs, torch.zeros_like(next_step.first), state)
+        outcome = (next_step.reward, next_step.terminated, next_step.truncated, last_value)
+        transitions.append((step.obs, step.first, action, log_prob, value, *outcome))
+        step = next_step
+    _, next_value, _ = net(step.obs, step.first, state)
+    columns = [torch.stack(column, dim=1) for column in zip(*transitions, strict=True)]
+    return Rollout(*entry, *columns, next_value), step, state
 
 
-def advantages(lived: Rollout, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
-    """Return the generalised advantages `[B,T]` and the returns, from the last step to the first."""
-    after, later = lived.next_value, torch.zeros_like(lived.next_value)
-    found = torch.zeros_like(lived.value)
-    for t in reversed(range(found.shape[1])):
-        terminated, truncated = lived.terminated[:, t], lived.truncated[:, t]
-        after = torch.where(terminated, 0.0, torch.where(truncated, lived.last_value[:, t], after))
-        later = torch.where(terminated | truncated, 0.0, later)
-        delta = lived.reward[:, t] + gamma * after - lived.value[:, t]
-        found[:, t] = later = delta + gamma * lam * later
-        after = lived.value[:, t]
-    return found, found + lived.value
+def advantages(batch: Rollout, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
+    """Return the generalized advantages `[B,T]` and the returns."""
+    next_value, next_adv = batch.next_value, torch.zeros_like(batch.next_value)
+    adv = torch.zeros_like(batch.value)
+    for t in reversed(range(adv.shape[1])):
+        terminated, truncated = batch.terminated[:, t], batch.truncated[:, t]
+        next_value = torch.where(terminated, 0.0, torch.where(truncated, batch.last_value[:, t], next_value))
+        next_adv = torch.where(terminated | truncated, 0.0, next_adv)
+        delta = batch.reward[:, t] + gamma * next_value - batch.value[:, t]
+        adv[:, t] = next_adv = delta + gamma * lam * next_adv
+        next_value = batch.value[:, t]
+    return adv, adv + batch.value
 
 
-def ppo_loss(net: Net, lived: Rollout, adv: Tensor, returns: Tensor, cfg: Config, ent_coef: float) -> Tensor:
-    """Live the rows again from their entry states and say how badly the actions and values did."""
-    logits, value, _ = net.unroll(lived.obs, lived.first, (lived.h, lived.c))
+def ppo_loss(net: Net, batch: Rollout, adv: Tensor, returns: Tensor, cfg: Config, ent_coef: float) -> Tensor:
+    """Replay segments from their entry states and return the PPO loss."""
+    logits, value, _ = net.unroll(batch.obs, batch.first, (batch.h, batch.c))
     log_probs = logits.log_softmax(-1)
-    log_prob = log_probs.gather(-1, lived.action[..., None])[..., 0]
-    ratio = torch.exp(log_prob - lived.log_prob)
+    log_prob = log_probs.gather(-1, batch.action[..., None])[..., 0]
+    ratio = torch.exp(log_prob - batch.log_prob)
     adv = (adv - adv.mean()) / (adv.std(correction=0) + 1e-8)
     policy_loss = -torch.min(ratio * adv, ratio.clamp(1 - cfg.clip, 1 + cfg.clip) * adv).mean()
     error = (value - returns) ** 2
     if cfg.vf_clip is not None:
-        near = lived.value + (value - lived.value).clamp(-cfg.vf_clip, cfg.vf_clip)
-        error = torch.max(error, (near - returns) ** 2)
+        clipped = batch.value + (value - batch.value).clamp(-cfg.vf_clip, cfg.vf_clip)
+        error = torch.max(error, (clipped - returns) ** 2)
     entropy = -(log_probs.exp() * log_probs).sum(-1).mean()
     return policy_loss + cfg.vf_coef * 0.5 * error.mean() - ent_coef * entropy
 
 
-def update(net: Net, adam: Adam, lived: Rollout, batches: list[Tensor], cfg: Config, ent_coef: float) -> None:
-    """Take one gradient step for each batch of rows."""
-    adv, returns = advantages(lived, cfg.gamma, cfg.lam)
-    for rows in batches:
-        part = Rollout(*(field[rows] for field in lived))
-        loss = ppo_loss(net, part, adv[rows], returns[rows], cfg, ent_coef)
+def update(net: Net, adam: Adam, batch: Rollout, indices: list[Tensor], cfg: Config, ent_coef: float) -> None:
+    """Take one gradient step for each minibatch of row indices."""
+    adv, returns = advantages(batch, cfg.gamma, cfg.lam)
+    for rows in indices:
+        minibatch = Rollout(*(field[rows] for field in batch))
+        loss = ppo_loss(net, minibatch, adv[rows], returns[rows], cfg, ent_coef)
         adam.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(net.parameters(), cfg.max_grad_norm)
@@ -261,35 +261,35 @@ def update(net: Net, adam: Adam, lived: Rollout, batches: list[Tensor], cfg: Con
 
 @torch.no_grad()
 def evaluate(net: Net, world: Recall, episodes_each: int, cleared: bool) -> float:
-    """Play greedily and return the mean return; `cleared` lets the net forget before every step."""
-    seen, state, total = world.reset(), net.blank(world.agents), 0.0
-    left = torch.full((world.agents,), episodes_each)
-    while left.any():
-        logits, _, state = net.look(seen.obs, seen.first | cleared, state)
-        seen = world.step(logits.argmax(-1))
-        total += float(seen.reward[left > 0].sum())
-        left = (left - (seen.terminated | seen.truncated).long()).clamp(min=0)
+    """Return the mean return of greedy actions; `cleared` clears the state before every step."""
+    step, state, total = world.reset(), net.initial_state(world.agents), 0.0
+    remaining = torch.full((world.agents,), episodes_each)
+    while remaining.any():
+        logits, _, state = net(step.obs, step.first | cleared, state)
+        step = world.step(logits.argmax(-1))
+        total += float(step.reward[remaining > 0].sum())
+        remaining = (remaining - (step.terminated | step.truncated).long()).clamp(min=0)
     return total / (world.agents * episodes_each)
 
 
 def main() -> None:
-    """Train, printing how it goes, then say what memory is worth."""
+    """Train, then evaluate with the memory intact and cleared."""
     cfg = Config(seed=int(sys.argv[1])) if len(sys.argv) > 1 else Config()
-    torch.set_num_threads(1)  # the pieces are small: more threads only wait for each other
+    torch.set_num_threads(1)  # the tensors are small: more threads cost more than they save
     torch.manual_seed(cfg.seed)
     net, world = Net(cfg.cues), Recall(cfg, cfg.agents, seed=1000 + cfg.seed)
     adam = Adam(net.parameters())
-    seen, state, begun = world.reset(), net.blank(cfg.agents), time.process_time()
+    step, state, started = world.reset(), net.initial_state(cfg.agents), time.process_time()
     for iteration in range(cfg.iterations):
         lr, ent_coef = (a + (b - a) * iteration / cfg.iterations for a, b in (cfg.lr, cfg.entropy))
         adam.param_groups[0]["lr"] = lr
-        lived, seen, state = rollout(net, world, seen, state, cfg.horizon)
+        batch, step, state = rollout(net, world, step, state, cfg.horizon)
         orders = [torch.randperm(cfg.agents).chunk(cfg.minibatches) for _ in range(cfg.epochs)]
-        update(net, adam, lived, [rows for order in orders for rows in order], cfg, ent_coef)
+        update(net, adam, batch, [rows for order in orders for rows in order], cfg, ent_coef)
         if iteration % 6 == 0:
-            score = lived.reward.sum() / (lived.terminated | lived.truncated).sum()
-            steps, spent = (iteration + 1) * lived.reward.numel(), time.process_time() - begun
-            print(f"{steps:>7,} steps  return {score:.3f}  {spent:.0f} CPU s", flush=True)
+            score = batch.reward.sum() / (batch.terminated | batch.truncated).sum()
+            steps, seconds = (iteration + 1) * batch.reward.numel(), time.process_time() - started
+            print(f"{steps:>7,} steps  return {score:.3f}  {seconds:.0f} CPU s", flush=True)
     for name, cleared in (("intact", False), ("cleared", True)):
         score = evaluate(net, Recall(cfg, 250, seed=2000 + cfg.seed), 8, cleared)
         print(f"greedy, memory {name}: {score:.3f} over 2,000 episodes")

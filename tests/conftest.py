@@ -1,11 +1,17 @@
 import os
+import signal
 
 import jaxtyping
 import pytest
 import torch
 from hypothesis import settings
 
-# Some virtual machines tell of matrix units that they do not have: a product in bfloat16 ends the process
+# A runner may ignore these signals, and processes that tests start would inherit that.
+for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
+
+# Some virtual machines report matrix units that they do not have: a product in bfloat16 ends the process
 # there. oneDNN asks when it is first used, and processes that tests start ask too.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
@@ -13,7 +19,7 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# A shared machine may pause any test; how long one takes says nothing about whether it is right.
+# A shared machine may pause any test: its duration is no error.
 settings.register_profile("calm", deadline=None)
 settings.load_profile("calm")
 

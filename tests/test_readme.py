@@ -1,4 +1,4 @@
-"""What the README says works as it stands there."""
+"""The code in the README and in the guides works as printed."""
 
 import os
 import re
@@ -8,28 +8,41 @@ from pathlib import Path
 
 import pytest
 
-README = (Path(__file__).parent.parent / "README.md").read_text()
+import holdfast as hf
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+GUIDES = ROOT / "docs" / "guides"
 SHORT = ["trainer.total_timesteps=64", "world.agents=4", "trainer.bptt_horizon=8", "trainer.batch_size=64"]
 SHORT += ["trainer.minibatch_size=32", "trainer.eval_episodes=4", "run=mine"]
 
 
+def python_block(text, marker=""):
+    """Return the one Python block that contains a marker."""
+    (block,) = [code for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if marker in code]
+    return block
+
+
 @pytest.fixture
 def folder(tmp_path):
-    (block,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    (tmp_path / "mine.py").write_text(block)
+    (tmp_path / "mine.py").write_text(python_block(README))
     return tmp_path
 
 
-def holdfast(folder, *words):
-    """Call the installed command: unlike `python -c`, it does not look where one stands by itself."""
+def holdfast(folder, *args):
+    """Call the installed command: unlike `python -c`, it does not add the current directory to the path."""
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    command = [str(Path(sys.executable).parent / "holdfast"), *words]
+    command = [str(Path(sys.executable).parent / "holdfast"), *args]
     return subprocess.run(
         command, cwd=folder, env=environment | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True
     )
 
 
-def test_the_policy_in_the_readme_is_checked_and_trained_where_it_lies(folder):
+def test_readme_is_at_most_200_lines():
+    assert len(README.splitlines()) <= 200
+
+
+def test_readme_policy_passes_the_check_and_trains(folder):
     checked = holdfast(folder, "check", "mine:Mine")
     assert (checked.returncode, checked.stderr) == (0, "")
     assert checked.stdout.count("✓") == 9
@@ -39,29 +52,48 @@ def test_the_policy_in_the_readme_is_checked_and_trained_where_it_lies(folder):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told"),
+    ("old", "new", "message"),
     [
-        ("super().__init__(32,", "super().__init__(33,", "Is input_size the size of what encode returns"),
-        ("len(spec.action_names)", "len(spec.action_names) + 1", "scores 5 actions; the world has 4"),
+        ("super().__init__(32,", "super().__init__(33,", "Set input_size to the size that encode returns"),
+        ("len(spec.action_names)", "len(spec.action_names) + 1", "gives 5 logits; the world has 4 actions"),
         ("def encode", "def encod", "lacks encode"),
         ("import torch\n", "import torch\nimport torc\n", "mine imports it"),
     ],
     ids=["width", "actions", "misspelt", "import"],
 )
-def test_a_mistake_in_it_is_one_line(folder, old, new, told):
+def test_mistake_in_the_readme_policy_is_a_one_line_error(folder, old, new, message):
     text = (folder / "mine.py").read_text()
     assert old in text
     (folder / "mine.py").write_text(text.replace(old, new, 1))
-    for words in (["train", "policy=mine:Mine", *SHORT], ["check", "mine:Mine"]):
-        said = holdfast(folder, *words)
-        assert said.returncode in (1, 2)
-        assert told in said.stderr
-        assert len(said.stderr.splitlines()) == 1
+    for args in (["train", "policy=mine:Mine", *SHORT], ["check", "mine:Mine"]):
+        process = holdfast(folder, *args)
+        assert process.returncode in (1, 2)
+        assert message in process.stderr
+        assert len(process.stderr.splitlines()) == 1
 
 
-def test_the_functions_in_the_guide_to_the_check_obey_the_laws(annotations_asleep):
-    guide = (Path(__file__).parent.parent / "docs" / "check.md").read_text()
-    (block,) = [each for each in re.findall(r"```python\n(.*?)```", guide, re.DOTALL) if "Callables(" in each]
+def test_functions_of_the_check_guide_obey_the_laws(annotations_asleep):
     names = {}
-    exec(block, names)
+    exec(python_block((GUIDES / "check_your_policy.md").read_text(), "Functions("), names)
     assert names["laws"].ok
+
+
+def test_cell_of_the_guide_obeys_the_laws(tmp_path, monkeypatch, annotations_asleep):
+    (tmp_path / "elman.py").write_text(python_block((GUIDES / "write_a_cell.md").read_text(), "class Elman(Cell)"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    world = hf.make_world("recall", agents=1)
+    policy = hf.make_policy("fast", world, seed=0, hidden_size=8, num_layers=2, memory="elman:Elman")
+    laws = hf.check(policy, world)
+    assert laws.ok, [law.finding for law in laws.values() if not law.ok]
+
+
+def page_name(page):
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]), ids=page_name)
+def test_relative_links_and_pictures_exist(page):
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", text) + re.findall(r'(?:src|srcset)="([^"]+)"', text)
+    absent = [target for target in targets if "://" not in target and not (page.parent / target).exists()]
+    assert absent == []

@@ -1,7 +1,7 @@
 """Measure the nine laws on other libraries' policies, in the hands of their own trainers: `make check-peers`.
 
-Prints a table and writes docs/peers.md. Verdicts on libraries are facts, whatever they are; it is an error,
-and exit code 1, if something gets away: a policy that was broken on purpose and is not caught.
+Prints a table and writes docs/museum/peers.md. The exit code is 1 if a policy that was broken on purpose is
+not caught.
 """
 
 import math
@@ -21,11 +21,11 @@ from holdfast.check.laws import LAWS
 from holdfast.check.laws import check as measure_all
 from holdfast.check.results import Law, Measurement
 
-PAGE = Path(__file__).parent.parent / "docs" / "peers.md"
+PAGE = Path(__file__).parent.parent / "docs" / "museum" / "peers.md"
 PACKAGES = ("torch", "sb3-contrib", "stable-baselines3", "torchrl", "tensordict", "hoptorch", "gymnasium")
 
 ABOUT = """\
-The nine laws, measured on recurrent policies of other libraries. Each is lived and trained by its own
+The nine laws, measured on recurrent policies of other libraries. Each is run and trained by its own
 library: sb3-contrib by `RecurrentPPO.learn` at learning rate 0 and by `evaluate_policy`, TorchRL by
 `Collector` and recurrent mode; CleanRL's way of calling an agent is ours to imitate, for it is a script.
 Only observations, episode ends and drawn actions come from elsewhere. Written by `make check-peers`."""
@@ -36,7 +36,7 @@ than 0; `replay` and `agree` at most 1e-9 in float64, 1e-5 in float32; all other
 
 @dataclass(frozen=True)
 class Result:
-    """What was found."""
+    """The results of one policy."""
 
     entry: Entry
     laws: list[Law]
@@ -67,18 +67,18 @@ def check(entry: Entry) -> Result:
 def rounding() -> dict[int, float]:
     """Permute the rows of a plain matrix product, and see how much they move: `{rows: difference}`."""
     torch.manual_seed(0)
-    layer, found = nn.Linear(64, 256, dtype=torch.float64), {}
+    layer, errors = nn.Linear(64, 256, dtype=torch.float64), {}
     for rows in (8, 9, 16, 21):
         x, order = torch.randn(rows, 64, dtype=torch.float64), torch.arange(rows).roll(2)
         with torch.no_grad():
-            found[rows] = float((layer(x[order]) - layer(x)[order]).abs().max())
-    return found
+            errors[rows] = float((layer(x[order]) - layer(x)[order]).abs().max())
+    return errors
 
 
 # ---- the page --------------------------------------------------------------------------------------------
 def bound(part: Measurement) -> str:
     """Say what a number must be."""
-    if part.sense == "more than":
+    if part.comparison == "more than":
         return f"> {part.bound:g}"
     return f"≤ {part.bound:.0e}" if part.bound else "= 0"
 
@@ -86,9 +86,9 @@ def bound(part: Measurement) -> str:
 def summary(results: list[Result]) -> list[str]:
     """Lay all verdicts side by side; a broken law is bold."""
     rows = [f"| policy | {' | '.join(LAWS)} | CPU s |", f"|---|{'---|' * len(LAWS)}---:|"]
-    for each in results:
-        cells = [f"{law.measured:.1e}" if law.ok else f"**{law.measured:.1e}**" for law in each.laws]
-        rows.append(f"| {each.entry.name} | {' | '.join(cells)} | {each.seconds:.0f} |")
+    for result in results:
+        cells = [f"{law.measured:.1e}" if law.ok else f"**{law.measured:.1e}**" for law in result.laws]
+        rows.append(f"| {result.entry.name} | {' | '.join(cells)} | {result.seconds:.0f} |")
     return rows
 
 
@@ -98,7 +98,7 @@ def section(result: Result) -> list[str]:
     lines = [
         f"### {entry.name}",
         "",
-        entry.told,
+        entry.description,
         *[f"\n{note[:1].upper()}{note[1:]}" for note in result.notes],
         "",
     ]
@@ -119,14 +119,14 @@ def section(result: Result) -> list[str]:
 
 
 def versions() -> str:
-    """Name what was measured."""
-    found = [f"Python {platform.python_version()}"]
+    """Return the versions of the packages."""
+    names = [f"Python {platform.python_version()}"]
     for name in PACKAGES:
         try:
-            found.append(f"{name} {version(name).partition('+')[0]}")
+            names.append(f"{name} {version(name).partition('+')[0]}")
         except PackageNotFoundError:
-            found.append(f"{name} absent")
-    return ", ".join(found)
+            names.append(f"{name} absent")
+    return ", ".join(names)
 
 
 def page(good: list[Result], bad: list[Result]) -> str:
@@ -152,19 +152,19 @@ def page(good: list[Result], bad: list[Result]) -> str:
         "",
         "## The libraries",
         "",
-        *[line for each in good for line in section(each)],
+        *[line for result in good for line in section(result)],
         "How much the rows of a plain float64 `nn.Linear` move when they change places, for comparison:",
         f"{moved}.",
         "",
         "## What must be caught",
         "",
-        *[line for each in bad for line in section(each)],
+        *[line for result in bad for line in section(result)],
     ]
     return "\n".join(lines).rstrip() + "\n"
 
 
 def main() -> int:
-    """Check everybody, print, write the page."""
+    """Check all policies, print, and write the page."""
     torch.set_num_threads(1)
     good, bad = [], []
     for entries, results in ((LIBRARIES, good), (BROKEN, bad)):
@@ -173,9 +173,9 @@ def main() -> int:
             broken = ", ".join(law.name for law in results[-1].broken) or "nothing"
             print(f"{entry.name}: broken: {broken} ({results[-1].seconds:.0f} CPU s)", flush=True)
     print("\n".join(["", *summary(good + bad)]))
-    PAGE.parent.mkdir(exist_ok=True)
+    PAGE.parent.mkdir(parents=True, exist_ok=True)
     PAGE.write_text(page(good, bad))
-    away = [f"{each.entry.name} ({', '.join(each.got_away)})" for each in bad if each.got_away]
+    away = [f"{result.entry.name} ({', '.join(result.got_away)})" for result in bad if result.got_away]
     if away:
         print(f"Not caught: {'; '.join(away)}.")
     return 1 if away else 0

@@ -20,10 +20,10 @@ from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import Tensor, nn
 from torchrl.modules import GRUModule, LSTMModule
 
-from holdfast.check.subject import Subject
-from holdfast.check.subjects.cleanrl import CleanRL
-from holdfast.check.subjects.sb3 import SB3
-from holdfast.check.subjects.torchrl import TorchRL
+from holdfast.check.adapters.base import PolicyAdapter
+from holdfast.check.adapters.cleanrl import CleanRL
+from holdfast.check.adapters.sb3 import SB3
+from holdfast.check.adapters.torchrl import TorchRL
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from examples.cleanrl_style import Agent
@@ -36,8 +36,8 @@ class Entry:
     """A policy to check."""
 
     name: str
-    make: Callable[[], Subject]
-    told: str
+    make: Callable[[], PolicyAdapter]
+    description: str
     """What is checked, in a sentence."""
     must: tuple[str, ...] = ()
     """The laws that must break, for what is broken."""
@@ -46,34 +46,34 @@ class Entry:
 
 
 # ---- policies as their libraries mean them ---------------------------------------------------------------
-def sb3(kind: Any = MlpLstmPolicy, **options: Any) -> Subject:
+def sb3(kind: Any = MlpLstmPolicy, **options: Any) -> PolicyAdapter:
     """Make a policy of sb3-contrib at its own default sizes."""
     sight = gymnasium.spaces.Box(-np.inf, np.inf, (SIGHT,))
     return SB3(kind(sight, gymnasium.spaces.Discrete(ACTIONS), lambda _: 3e-4, **options))
 
 
-def torchrl(memory: Any, primer: bool = True) -> Subject:
+def torchrl(memory: Any, primer: bool = True) -> PolicyAdapter:
     """Make a policy of TorchRL: an encoder, a memory, two heads and the action."""
     policy = TensorDictSequential(
-        TensorDictModule(nn.Linear(SIGHT, HIDDEN), ["observation"], ["seen"]),
+        TensorDictModule(nn.Linear(SIGHT, HIDDEN), ["observation"], ["encoded"]),
         memory,
-        TensorDictModule(nn.Linear(HIDDEN, ACTIONS), ["felt"], ["logits"]),
-        TensorDictModule(nn.Linear(HIDDEN, 1), ["felt"], ["state_value"]),
+        TensorDictModule(nn.Linear(HIDDEN, ACTIONS), ["hidden"], ["logits"]),
+        TensorDictModule(nn.Linear(HIDDEN, 1), ["hidden"], ["state_value"]),
         TensorDictModule(lambda x: x.argmax(-1, keepdim=True).to(x.dtype), ["logits"], ["action"]),
     )
     return TorchRL(policy, (SIGHT,), primer=primer)
 
 
 def lstm(kind: Any = LSTMModule, **options: Any) -> Any:
-    """Make an `LSTMModule` with the keys that a world carries along."""
+    """Make an `LSTMModule` with the keys that an environment carries."""
     states = ["state_0", "state_1"]
-    keys = {"in_keys": ["seen", *states], "out_keys": ["felt", *[("next", each) for each in states]]}
+    keys = {"in_keys": ["encoded", *states], "out_keys": ["hidden", *[("next", state) for state in states]]}
     return kind(HIDDEN, HIDDEN, **keys, **options)
 
 
 def gru(kind: Any = GRUModule, **options: Any) -> Any:
     """Make a `GRUModule` likewise."""
-    keys = {"in_keys": ["seen", "state"], "out_keys": ["felt", ("next", "state")]}
+    keys = {"in_keys": ["encoded", "state"], "out_keys": ["hidden", ("next", "state")]}
     return kind(HIDDEN, HIDDEN, **keys, **options)
 
 
@@ -133,7 +133,7 @@ LIBRARIES = [
     Entry(
         "sb3-contrib MlpLstmPolicy",
         sb3,
-        "Actor and critic with an LSTM each, default sizes; `RecurrentPPO.learn` lives and trains it.",
+        "Actor and critic with an LSTM each, default sizes; `RecurrentPPO.learn` runs and trains it.",
     ),
     Entry(
         "sb3-contrib MlpLstmPolicy, shared LSTM",
@@ -169,8 +169,8 @@ BROKEN = [
     Entry(
         "TorchRL LSTMModule, no primer",
         lambda: torchrl(lstm(), primer=False),
-        "A real mistake: the world is not told of the recurrent states, so every step of a rollout starts "
-        "from nothing while training remembers. TorchRL 0.14 warns that transforms are missing, and goes on.",
+        "A real mistake: the environment does not get the recurrent states, so every step of a rollout "
+        "starts from zeros while training carries states. TorchRL 0.14 warns that transforms are missing.",
         must=("carry", "replay"),
     ),
     Entry(

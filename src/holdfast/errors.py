@@ -1,30 +1,45 @@
-"""How a user is told that something is wrong: what is, what must be, and what to type."""
+"""The exceptions of Holdfast, the one-line form of any exception, and did-you-mean."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
 
 
 class HoldfastError(Exception):
-    """Something is wrong that a person can mend; the message says how."""
+    """Base class: an error the user can fix; the message says how."""
 
 
 class ConfigError(HoldfastError):
-    """The call is wrong: a key, a value, a name or a combination of them."""
+    """A key, a value, a name or a combination of them is wrong."""
 
 
-class CrowdError(ConfigError):
-    """So many agents do not make whole crowds; `crowd` is how many share a place."""
+class AgentCountError(ConfigError):
+    """The number of agents is not a multiple of `agents_per_env`."""
 
-    def __init__(self, told: str, crowd: int) -> None:
-        super().__init__(told)
-        self.crowd = crowd
+    def __init__(self, message: str, agents_per_env: int) -> None:
+        super().__init__(message)
+        self.agents_per_env = agents_per_env
 
 
 class ContractError(HoldfastError):
-    """A world, policy or caller broke the contract it works under."""
+    """A world, a policy or a caller broke the contract."""
 
 
-def did_you_mean(word: str, known: Iterable[str], otherwise: str) -> str:
-    """Guess what a misspelt word was meant to be, or say something else."""
-    near = get_close_matches(word, list(known), n=1, cutoff=0.5)
+class WorkerError(ContractError):
+    """A worker process crashed, raised or hung; says which one, in which call, and its traceback."""
+
+
+def one_line(error: BaseException, limit: int | None = None) -> str:
+    """Return the message of an exception on one line; its type where the message is empty."""
+    return " ".join(str(error).split())[:limit] or type(error).__name__
+
+
+def error_text(error: BaseException, limit: int | None = None) -> str:
+    """Return type and message of an exception on one line."""
+    name, message = type(error).__name__, one_line(error, limit)
+    return name if message == name else f"{name}: {message}"
+
+
+def did_you_mean(word: str, words: Iterable[str], otherwise: str) -> str:
+    """Return a guess at the intended word, or `otherwise`."""
+    near = get_close_matches(word, list(words), n=1, cutoff=0.5)
     return f"did you mean {near[0]}?" if near else otherwise

@@ -1,5 +1,3 @@
-"""How calls are timed."""
-
 import gc
 import weakref
 from contextlib import contextmanager, nullcontext
@@ -9,14 +7,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from holdfast.bench import Bench, Case, measure
+from holdfast.bench.cases import Case
+from holdfast.bench.memory import Bench, measure
 from holdfast.bench.timing import Times, interleaved, prepare
 
 CPU = torch.device("cpu")
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
 
 
-def test_a_spread_leaves_one_in_ten_out_at_either_end():
+def test_spread_is_the_10th_and_90th_percentile():
     times = Times([float(number) for number in (5, 1, 2, 3, 4, 10, 9, 8, 7, 6, 0)])
     assert (times.median, times.spread) == (5.0, (1.0, 9.0))
     assert Times([2.0]).spread == (2.0, 2.0)
@@ -25,12 +24,12 @@ def test_a_spread_leaves_one_in_ten_out_at_either_end():
 def test_calls_are_timed_in_turns():
     called = []
     runs = {name: lambda name=name: called.append(name) for name in "abc"}
-    found = interleaved(runs, CPU, rounds=2)
+    times_by_name = interleaved(runs, CPU, rounds=2)
     assert "".join(called) == "abc" * 3
-    assert {name: len(times.each) for name, times in found.items()} == {"a": 2, "b": 2, "c": 2}
+    assert {name: len(times.values) for name, times in times_by_name.items()} == {"a": 2, "b": 2, "c": 2}
 
 
-def test_the_first_call_is_timed_on_its_own():
+def test_first_call_is_timed_separately():
     called = []
     ready = prepare(lambda: called.append(1), CPU, records=True)
     assert (called, ready.how) == ([1], "cpu")
@@ -38,46 +37,46 @@ def test_the_first_call_is_timed_on_its_own():
 
 
 @needs_gpu
-def test_on_a_gpu_what_can_be_is_recorded_and_what_waits_is_not():
+def test_gpu_calls_are_captured_unless_they_synchronise():
     x = torch.ones(4, device="cuda")
     device = torch.device("cuda")
-    recorded = prepare(lambda: x + 1, device, records=True)
-    assert (recorded.how, recorded.why_eager) == ("graph", "")
-    assert recorded.run().tolist() == [2.0] * 4
-    waits = prepare(lambda: x.sum().item(), device, records=True)
-    assert waits.how == "eager"
-    assert waits.why_eager
-    assert (x + 1).tolist() == [2.0] * 4, "a failed recording leaves the device usable"
-    found = interleaved({"a": recorded.run, "b": waits.run}, device, rounds=3)
-    assert all(time > 0 for times in found.values() for time in times.each)
+    captured = prepare(lambda: x + 1, device, records=True)
+    assert (captured.how, captured.why_eager) == ("graph", "")
+    assert captured.run().tolist() == [2.0] * 4
+    syncs = prepare(lambda: x.sum().item(), device, records=True)
+    assert syncs.how == "eager"
+    assert syncs.why_eager
+    assert (x + 1).tolist() == [2.0] * 4, "a failed capture leaves the device usable"
+    times_by_name = interleaved({"a": captured.run, "b": syncs.run}, device, rounds=3)
+    assert all(time > 0 for times in times_by_name.values() for time in times.values)
 
 
 @needs_gpu
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
-def test_on_a_gpu_ours_are_recorded_and_right(cell):
+def test_gpu_implementations_are_captured_and_right(cell):
     bench = Bench(torch.device("cuda"), ["triton", "dense", "blank steps"], ["float32", "bfloat16"], 3, print)
     outcome = measure(bench, Case(cell, 32, 24, 10, starts=0.2))
     assert outcome.good, outcome
-    how = {(each.name, each.precision): each.how for each in outcome.measured}
+    how = {(result.name, result.precision): result.how for result in outcome.measured}
     assert how["triton", "bfloat16"] == how["dense", "float16"] == "graph"
     assert how["blank steps", "float32"] == "eager"
 
 
 class Device:
-    """A GPU as the host sees it: a diary of what it is told, and a clock."""
+    """A fake GPU: a log of its calls, and a clock."""
 
     def __init__(self, monkeypatch):
-        self.diary, self.now, self.strict, self.recording = [], 0.0, False, False
+        self.log, self.now, self.strict, self.capturing = [], 0.0, False, False
         self.CUDAGraph = lambda: SimpleNamespace(replay=self.called)
-        told = {"Stream": lambda: stream, "current_stream": lambda: stream, "synchronize": lambda: None}
+        fakes = {"Stream": lambda: stream, "current_stream": lambda: stream, "synchronize": lambda: None}
         stream = SimpleNamespace(wait_stream=lambda other: None)
-        told |= {"Event": self.event, "CUDAGraph": self.CUDAGraph, "graph": self.graph}
-        told |= {"stream": nullcontext, "set_sync_debug_mode": self.set_strict}
-        for name, fake in told.items():
+        fakes |= {"Event": self.event, "CUDAGraph": self.CUDAGraph, "graph": self.graph}
+        fakes |= {"stream": nullcontext, "set_sync_debug_mode": self.set_strict}
+        for name, fake in fakes.items():
             monkeypatch.setattr(torch.cuda, name, fake)
 
     def called(self):
-        self.diary.append("replay")
+        self.log.append("replay")
         self.now += 1.0
 
     def set_strict(self, mode):
@@ -85,9 +84,9 @@ class Device:
 
     @contextmanager
     def graph(self, graph):
-        self.recording = True
+        self.capturing = True
         yield
-        self.recording = False
+        self.capturing = False
 
     def event(self, enable_timing):
         event = SimpleNamespace(at=0.0, synchronize=lambda: None)
@@ -95,53 +94,51 @@ class Device:
         event.elapsed_time = lambda other: other.at - event.at
         return event
 
-    def run(self, waits=False):
-        if waits and self.strict:
+    def run(self, syncs=False):
+        if syncs and self.strict:
             raise RuntimeError("called a synchronizing operation\nand more")
-        assert not (waits and self.recording), "what waits is never recorded"
-        self.diary.append("record" if self.recording else "call")
+        assert not (syncs and self.capturing), "a call that synchronises is never captured"
+        self.log.append("capture" if self.capturing else "call")
         self.now += 4.0
-        return "kept"
+        return "outputs"
 
 
-def test_the_host_warms_up_then_records_then_replays(monkeypatch):
+def test_prepare_warms_up_captures_and_replays(monkeypatch):
     device = Device(monkeypatch)
     ready = prepare(device.run, torch.device("cuda"), records=True)
     assert (ready.how, ready.why_eager, device.strict) == ("graph", "", False)
-    assert device.diary == ["call"] * 5 + ["record"]
-    assert ready.run() == "kept"
-    assert device.diary[-1] == "replay"
+    assert device.log == ["call"] * 5 + ["capture"]
+    assert ready.run() == "outputs"
+    assert device.log[-1] == "replay"
 
 
-def test_a_recorded_call_holds_what_it_reads(monkeypatch):
-    device, read = Device(monkeypatch), torch.ones(1)
-    ready = prepare(lambda read=read: device.run() and read.sum(), torch.device("cuda"), records=True)
-    there = weakref.ref(read)
-    del read
+def test_captured_call_keeps_its_inputs_alive(monkeypatch):
+    device, tensor = Device(monkeypatch), torch.ones(1)
+    ready = prepare(lambda tensor=tensor: device.run() and tensor.sum(), torch.device("cuda"), records=True)
+    alive = weakref.ref(tensor)
+    del tensor
     gc.collect()
-    assert there() is not None
+    assert alive() is not None
     del ready
     gc.collect()
-    assert there() is None
+    assert alive() is None
 
 
-@pytest.mark.parametrize(
-    ("records", "why"), [(True, "RuntimeError: called a synchronizing operation"), (False, "")]
-)
-def test_what_makes_the_host_wait_is_called_eagerly_and_says_why(monkeypatch, records, why):
+@pytest.mark.parametrize(("records", "why"), [(True, "RuntimeError: called a synchronizing operation"), (False, "")])
+def test_synchronising_call_is_timed_eagerly_with_the_reason(monkeypatch, records, why):
     device = Device(monkeypatch)
-    ready = prepare(partial(device.run, waits=True), torch.device("cuda"), records=records)
+    ready = prepare(partial(device.run, syncs=True), torch.device("cuda"), records=records)
     assert (ready.how, ready.why_eager, device.strict) == ("eager", why, False)
-    assert "record" not in device.diary
-    assert ready.run() == "kept"
+    assert "capture" not in device.log
+    assert ready.run() == "outputs"
 
 
-def test_short_calls_are_repeated_between_two_looks_at_the_devices_clock(monkeypatch):
+def test_short_calls_are_repeated_between_events(monkeypatch):
     device = Device(monkeypatch)
-    found = interleaved({"short": device.called, "long": device.run}, torch.device("cuda"), rounds=3)
-    assert {name: list(times.each) for name, times in found.items()} == {
+    times_by_name = interleaved({"short": device.called, "long": device.run}, torch.device("cuda"), rounds=3)
+    assert {name: list(times.values) for name, times in times_by_name.items()} == {
         "short": [1.0] * 3,
         "long": [4.0] * 3,
     }
     turn = ["replay"] * 3 + ["call"] * 2
-    assert device.diary[-15:] == turn * 3
+    assert device.log[-15:] == turn * 3

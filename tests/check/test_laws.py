@@ -1,36 +1,34 @@
 import pytest
 
 import holdfast
-from check import own
-from holdfast.check import Measurement
-from holdfast.check.bench import set_up
+from helpers import broken_policies as own
+from helpers.small_policy import OnlySpec, Small, make_small
+from holdfast.check.adapters import adapt
+from holdfast.check.context import prepare
 from holdfast.check.laws import LAWS, measure
-from holdfast.check.results import Law, Laws, Pattern
-from holdfast.check.subjects.find import subject_of
-from small import OnlySpec, Small, make_small
 
-# These tests live many short lives; the checks of shapes run in the tests of the parts they are made of.
+# Without jaxtyping checks, which run in the tests of the modules, because these tests make many calls.
 pytestmark = pytest.mark.usefixtures("annotations_asleep")
 
 NAMES = ["cut", "carry", "clear", "replay", "isolate", "pure", "bounded", "restore", "agree"]
 
 
-def verdict(policy, law):
-    (found,) = measure(set_up(subject_of(policy, OnlySpec())), [law])
-    return found
+def measure_law(policy, law):
+    (result,) = measure(prepare(adapt(policy, OnlySpec())), [law])
+    return result
 
 
 def test_there_are_nine_laws():
     assert list(LAWS) == NAMES
 
 
-def test_a_correct_policy_obeys_every_law():
+def test_correct_policy_obeys_every_law_and_as_json_has_the_keys():
     laws = holdfast.check(make_small(), OnlySpec())
     assert laws.ok, {name: law.finding for name, law in laws.items() if not law.ok}
     assert list(laws) == NAMES
-    told = laws.as_json()
-    assert told["ok"] is True
-    assert set(told["laws"]["replay"]) == {
+    results = laws.as_json()
+    assert results["ok"] is True
+    assert set(results["laws"]["replay"]) == {
         "measured",
         "bound",
         "sense",
@@ -45,61 +43,45 @@ def test_a_correct_policy_obeys_every_law():
 
 
 @pytest.mark.parametrize("law", [name for name in NAMES if name not in ("clear", "replay", "agree")])
-def test_a_policy_that_never_clears_breaks_only_what_it_breaks(law):
-    assert verdict(make_small(own.NoClear), law).ok
+def test_policy_without_reset_obeys_the_other_laws(law):
+    assert measure_law(make_small(own.NoClear), law).ok
 
 
-def test_the_policy_under_test_is_left_alone():
+def test_check_does_not_modify_the_policy():
     policy = make_small()
     before = {key: leaf.clone() for key, leaf in policy.state_dict().items()}
-    verdict(policy, "restore")
+    measure_law(policy, "restore")
     assert all(leaf.equal(before[key]) for key, leaf in policy.state_dict().items())
     assert not policy.store.slices
 
 
-def test_a_finding_names_agent_step_tensor_size_pattern_and_line():
+def test_finding_names_agent_step_output_size_pattern_and_fix():
     laws = holdfast.check(make_small(own.LateClear), OnlySpec())
     finding = laws["clear"].finding
-    for told in (
+    for text in (
         "agent 0",
-        "felt at step",
+        "output step",
         "values",
-        "moves by",
-        "Pattern: state cleared one step late",
+        "changes by",
+        "Pattern: state reset one step late",
         "Write:",
     ):
-        assert told in finding
-    told = laws.as_json()["laws"]["clear"]
-    assert told["pattern"] == "state cleared one step late"
-    assert "torch.where(first" in told["write"]
+        assert text in finding
+    result = laws.as_json()["laws"]["clear"]
+    assert result["pattern"] == "state reset one step late"
+    assert "torch.where(first" in result["write"]
 
 
-def test_the_arrays_the_laws_assert_on_are_handed_out():
+def test_laws_have_the_reach_arrays():
     reach = holdfast.check(make_small(own.NoClear), OnlySpec()).reach
     across = reach.clears.long().cumsum(1)
-    leaks = reach.lived * (across.T[:, :, None] < across[None])
+    leaks = reach.rollout * (across.T[:, :, None] < across[None])
     assert leaks.max() > 0
-    assert reach.lived.shape == reach.replayed.shape == reach.gradient.shape == (32, 8, 32)
+    assert reach.rollout.shape == reach.replay.shape == reach.gradient.shape == (32, 8, 32)
     within_segment = reach.gradient[3, :, 4].min()
     assert within_segment > 0
     assert reach.gradient[7, :, 8].max() == 0
 
 
-def test_measurements_that_are_not_numbers_never_pass():
-    assert not Measurement("x", float("nan"), 1.0).ok
-    assert not Measurement("x", float("nan"), 0.0, "more than").ok
-
-
-def test_a_law_tells_the_first_place_and_how_many_more():
-    parts = [
-        Measurement("a", 0.0, 0.0),
-        Measurement("b", 2.0, 1.0, finding="here"),
-        Measurement("c", 3.0, 1.0),
-    ]
-    law = Law("cut", parts, Pattern("p", "w"))
-    assert law.finding == "b: here (1 more like it). Pattern: p. Write: w"
-    assert not Laws([law]).ok
-
-
-def test_small_is_what_it_says():
+def test_small_policy_is_small():
     assert sum(p.numel() for p in Small().parameters()) < 10_000

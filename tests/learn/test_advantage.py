@@ -3,8 +3,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.experience.worth import scan_back
 from holdfast.learn.advantage import gae, vtrace
+from holdfast.rollout.segments import reverse_scan
 
 
 def plain_gae(case, gamma, lam, rho_clip=1.0, c_clip=1.0):
@@ -70,7 +70,7 @@ shares = st.sampled_from([0.0, 0.1, 0.5, 1.0])
 
 
 @given(**sizes, gamma=st.floats(0, 1), lam=st.floats(0, 1), ends=shares, gone=shares)
-def test_gae_is_the_plain_backwards_loop(B, T, seed, gamma, lam, ends, gone):
+def test_gae_matches_loop(B, T, seed, gamma, lam, ends, gone):
     case = random_case(B, T, seed, ends, gone)
     found = gae(**case, gamma=gamma, lam=lam)
     torch.testing.assert_close(found, plain_gae(case, gamma, lam), rtol=1e-10, atol=1e-10)
@@ -86,21 +86,21 @@ def test_gae_in_float32_is_near_the_loop_in_float64(B, T, seed):
     torch.testing.assert_close(found.double(), plain_gae(case, 0.99, 0.95), rtol=1e-4, atol=1e-4)
 
 
-def test_a_segment_that_goes_on_by_hand():
+def test_gae_bootstrap_by_hand():
     # gamma = lam = 1/2. delta2 = 3 + 8/2 - 3 = 4;  delta1 = 2 + 3/2 - 2 = 1.5;  delta0 = 1 + 2/2 - 1 = 1
     # A2 = 4;  A1 = 1.5 + 4/4 = 2.5;  A0 = 1 + 2.5/4 = 1.625
     case = row([1, 2, 3], [1, 2, 3], end=8)
     assert gae(**case, gamma=0.5, lam=0.5).tolist() == [[1.625, 2.5, 4.0]]
 
 
-def test_a_termination_by_hand():
+def test_gae_termination_by_hand():
     # The episode ends after step 1: delta1 = 2 + 0 - 2 = 0, and nothing of step 2 comes back.
     # A2 = 4 as above;  A1 = 0;  A0 = 1 + 2/2 - 1 + 0 = 1
     case = row([1, 2, 3], [1, 2, 3], terminated=[1], last=100, end=8)
     assert gae(**case, gamma=0.5, lam=0.5).tolist() == [[1.0, 0.0, 4.0]]
 
 
-def test_a_truncation_by_hand():
+def test_gae_truncation_by_hand():
     # As above, but step 1 is worth its last observation: delta1 = 2 + 10/2 - 2 = 5;  A0 = 1 + 5/4 = 2.25
     case = row([1, 2, 3], [1, 2, 3], truncated=[1], last=10, end=8)
     assert gae(**case, gamma=0.5, lam=0.5).tolist() == [[2.25, 5.0, 4.0]]
@@ -112,7 +112,7 @@ def test_both_flags_together_are_a_termination():
 
 
 @pytest.mark.parametrize(("flag", "last"), [("terminated", 0.0), ("truncated", 6.0)])
-def test_an_end_with_the_tail_by_hand(flag, last):
+def test_gae_end_in_the_tail_by_hand(flag, last):
     # The last step's flags are the tail's: delta2 = 3 + last/2 - 3 = last/2, and the end value 8 is not used.
     case = row([1, 2, 3], [1, 2, 3], **{flag: [2]}, last=6, end=8)
     found = gae(**case, gamma=0.5, lam=0.5)
@@ -120,19 +120,19 @@ def test_an_end_with_the_tail_by_hand(flag, last):
     assert found[0, 1] == 1.5 + last / 8
 
 
-def test_a_step_nobody_acted_in_is_stepped_over_by_hand():
+def test_gae_skips_invalid_steps_by_hand():
     # Step 1 is nobody's. delta2 = 4; step 0 sees step 2 directly: delta0 = 1 + 3/2 - 1 = 1.5; A0 = 1.5 + 4/4
     case = row([1, 200, 3], [1, 200, 3], gone=[1], end=8)
     assert gae(**case, gamma=0.5, lam=0.5).tolist() == [[2.5, 0.0, 4.0]]
 
 
-def test_steps_nobody_acted_in_at_the_end_pass_the_end_value_on():
+def test_gae_invalid_steps_at_the_end_use_end_value():
     # delta0 = 1 + 8/2 - 1 = 4
     case = row([1, 200, 300], [1, 200, 300], gone=[1, 2], end=8)
     assert gae(**case, gamma=0.5, lam=0.5).tolist() == [[4.0, 0.0, 0.0]]
 
 
-def test_an_episode_that_ends_while_nobody_acts_ends_for_who_acted_before():
+def test_gae_episode_end_at_an_invalid_step():
     # delta0 = 1 + 0 - 1 = 0 by termination, 1 + 10/2 - 1 = 5 by truncation; step 2 begins anew.
     ended = row([1, 200, 3], [1, 200, 3], gone=[1], terminated=[1], last=10, end=8)
     assert gae(**ended, gamma=0.5, lam=0.5).tolist() == [[0.0, 0.0, 4.0]]
@@ -141,7 +141,7 @@ def test_an_episode_that_ends_while_nobody_acts_ends_for_who_acted_before():
 
 
 @given(**sizes)
-def test_steps_nobody_acted_in_might_as_well_not_be_there(B, T, seed):
+def test_gae_equals_gae_without_invalid_steps(B, T, seed):
     case = random_case(1, T, seed, gone=0.4)
     ended = case["next_terminated"] | case["next_truncated"]
     case["valid"] |= ended
@@ -164,7 +164,7 @@ def test_whatever_stands_where_nobody_acted_changes_nothing(noise, B, T, seed):
 
 
 @given(**sizes)
-def test_nothing_crosses_an_end(B, T, seed):
+def test_gae_does_not_cross_episode_ends(B, T, seed):
     case = random_case(B, T + 3, seed, ends=0.0, gone=0.2)
     case["next_terminated"][:, 1] = True
     later = dict(case)
@@ -177,16 +177,14 @@ def test_nothing_crosses_an_end(B, T, seed):
 
 
 @given(**sizes)
-def test_with_lambda_one_value_plus_advantage_is_the_discounted_return(B, T, seed):
+def test_gae_lambda_one_is_the_discounted_return(B, T, seed):
     case = random_case(B, T, seed, ends=0.0, gone=0.0)
     found = case["values"] + gae(**case, gamma=0.9, lam=1.0)
-    returns = scan_back(
-        case["next_rewards"], torch.full((B, T), 0.9, dtype=torch.float64), case["end_values"]
-    )
+    returns = reverse_scan(case["next_rewards"], torch.full((B, T), 0.9, dtype=torch.float64), case["end_values"])
     torch.testing.assert_close(found, returns, rtol=1e-9, atol=1e-9)
 
 
-def test_a_row_without_anybody_has_no_advantage():
+def test_gae_of_invalid_row_is_zero():
     case = row([1, 2, 3], [1, 2, 3], gone=[0, 1, 2], end=8)
     assert gae(**case, gamma=0.5, lam=0.5).tolist() == [[0.0, 0.0, 0.0]]
 
@@ -207,7 +205,7 @@ def with_ratios(case, seed):
     ends=shares,
     gone=shares,
 )
-def test_vtrace_is_the_plain_backwards_loop(B, T, seed, gamma, lam, rho_clip, c_clip, ends, gone):
+def test_vtrace_matches_loop(B, T, seed, gamma, lam, rho_clip, c_clip, ends, gone):
     case = with_ratios(random_case(B, T, seed, ends, gone), seed)
     clips = {"rho_clip": rho_clip, "c_clip": c_clip}
     found = vtrace(**case, gamma=gamma, lam=lam, **clips)
@@ -216,11 +214,9 @@ def test_vtrace_is_the_plain_backwards_loop(B, T, seed, gamma, lam, rho_clip, c_
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @given(**sizes, clip=st.floats(1, 3))
-def test_where_every_ratio_is_one_vtrace_is_gae_bit_for_bit(dtype, B, T, seed, clip):
+def test_vtrace_with_ratio_one_is_gae(dtype, B, T, seed, clip):
     case = random_case(B, T, seed, dtype=dtype)
-    found = vtrace(
-        **case, ratio=torch.ones(B, T, dtype=dtype), gamma=0.99, lam=0.95, rho_clip=clip, c_clip=clip
-    )
+    found = vtrace(**case, ratio=torch.ones(B, T, dtype=dtype), gamma=0.99, lam=0.95, rho_clip=clip, c_clip=clip)
     assert torch.equal(found, gae(**case, gamma=0.99, lam=0.95))
 
 
@@ -235,7 +231,7 @@ def test_vtrace_by_hand():
 
 
 @given(**sizes)
-def test_rows_of_vtrace_know_nothing_of_each_other(B, T, seed):
+def test_vtrace_rows_are_independent(B, T, seed):
     case = with_ratios(random_case(B, T, seed), seed)
     order = torch.randperm(B, generator=torch.Generator().manual_seed(seed))
     clips = {"gamma": 0.9, "lam": 0.8, "rho_clip": 1.5, "c_clip": 0.7}
@@ -245,7 +241,7 @@ def test_rows_of_vtrace_know_nothing_of_each_other(B, T, seed):
 
 @pytest.mark.parametrize("noise", [1e6, float("inf"), float("nan")])
 @given(**sizes)
-def test_whatever_ratio_stands_where_nobody_acted_changes_nothing(noise, B, T, seed):
+def test_vtrace_ignores_ratios_of_invalid_steps(noise, B, T, seed):
     case = with_ratios(random_case(B, T, seed, gone=0.5), seed)
     loud = case | {"ratio": torch.where(case["valid"], case["ratio"], noise)}
     clips = {"gamma": 0.9, "lam": 0.8, "rho_clip": 1.5, "c_clip": 0.7}

@@ -7,16 +7,22 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.experience import Collector
-from holdfast.experience.minibatches import annealed_beta, drawn, importance_weights, priorities_of
-from holdfast.learn import loss_of, normalised, replay, targets_of, update
-from holdfast.learn.targets import Targets, renew_tails
-from holdfast.trainer_knobs import PPO, Sampling
-from learning import learn_from, learner_for
-from scripted import make_reader, random_script
+from helpers.one_update import learn_from, learner_for, replay_loss
+from helpers.scripted_world import make_reader, random_script
+from holdfast.config.trainer import PPOConfig, SamplingConfig
+from holdfast.learn import ppo, replay
+from holdfast.learn.advantage import Targets, refresh_bootstrap
+from holdfast.learn.ppo import compute_targets, normalize_advantages
+from holdfast.rollout import Collector
+from holdfast.rollout.segments import (
+    annealed_beta,
+    importance_weights,
+    sample_minibatches,
+    segment_priorities,
+)
 
 A, T = 4, 5
-PLAIN = PPO(gamma=0.9, gae_lambda=0.8, ent_coef=0.01, max_grad_norm=1e9)
+PLAIN = PPOConfig(gamma=0.9, gae_lambda=0.8, ent_coef=0.01, max_grad_norm=1e9)
 
 
 def lived(policy, seed=0, gone=0.2):
@@ -45,13 +51,13 @@ class Noting(torch.optim.SGD):
 
 def noted(monkeypatch, name):
     """Write down what a function of the update is called with."""
-    honest, calls = getattr(update, name), []
+    honest, calls = getattr(ppo, name), []
 
     def noting(*words):
         calls.append(words)
         return honest(*words)
 
-    monkeypatch.setattr(update, name, noting)
+    monkeypatch.setattr(ppo, name, noting)
     return calls
 
 
@@ -66,7 +72,7 @@ def gradients_with(segments, ppo=PLAIN, **words):
 
 @settings(max_examples=10)
 @given(st.integers(0, 10**6), st.sampled_from([2, 4, 8]), st.sampled_from(["gae", "vtrace"]))
-def test_the_pieces_of_a_minibatch_add_up_to_its_gradient(seed, pieces, advantage):
+def test_gradient_accumulation_equals_full_minibatch(seed, pieces, advantage):
     # Nobody is everywhere: pieces have different numbers of steps.
     ppo = PLAIN.model_copy(update={"l2_init": 0.1, "l2_reg": 0.01, "advantage": advantage})
     segments = lived(make_reader(seed=1).double(), seed=seed, gone=0.5)
@@ -76,14 +82,14 @@ def test_the_pieces_of_a_minibatch_add_up_to_its_gradient(seed, pieces, advantag
     assert same == pytest.approx(told, rel=1e-9, abs=1e-12)
 
 
-def test_a_minibatch_in_pieces_is_one_step_of_the_optimizer():
+def test_gradient_accumulation_is_one_optimizer_step():
     gradients, report = gradients_with(lived(make_reader().double()), rows=4, accumulate=4, epochs=3)
     assert len(gradients) == 6
     assert report["charts/gradient_steps"] == 6
     assert report["charts/epochs"] == 3
 
 
-def test_what_the_update_thinks_reaches_the_buffer_itself():
+def test_update_writes_values_and_ratios_to_the_buffer():
     policy = make_reader()
     segments = lived(policy)
     stored = {key: segments.steps[key].clone() for key in ("values", "act_log_prob")}
@@ -99,36 +105,44 @@ def test_what_the_update_thinks_reaches_the_buffer_itself():
     assert all(torch.equal(segments.steps[key], before) for key, before in stored.items())
 
 
-def test_refreshed_advantages_are_those_of_a_life_with_these_values():
+def test_refreshed_advantages_equal_those_of_new_values():
     policy = make_reader().double()
     segments = lived(policy, gone=0.3)
     generator = torch.Generator().manual_seed(0)
     values = torch.rand(segments.steps["values"].shape, generator=generator, dtype=torch.float64)
     segments.steps["values_now"] = values
     ends = segments.tail["values"].unflatten(0, (A, 2))[:, -1].clone()
-    renew_tails(segments)
-    told = targets_of(segments, PLAIN, "values_now")
+    refresh_bootstrap(segments)
+    told = compute_targets(segments, PLAIN, "values_now")
     # Lived in one segment, with nothing to look past lambda 0, the same values give the same advantages.
     long = segments.steps.unflatten(0, (A, 2)).flatten(1, 2)
     short = PLAIN.model_copy(update={"gae_lambda": 0.0})
     tail = segments.tail.unflatten(0, (A, 2))[:, -1].clone()
     assert torch.equal(tail["values"], ends)
-    whole = type(segments)(long, segments.entry[::2], tail, segments.version[::2], A)
-    by_life = targets_of(whole, short, "values_now").advantages.unflatten(1, (2, T)).flatten(0, 1)
-    torch.testing.assert_close(targets_of(segments, short, "values_now").advantages, by_life)
-    assert not torch.equal(told.advantages, targets_of(segments, PLAIN).advantages)
+    whole = type(segments)(long, segments.entry_state[::2], tail, segments.version[::2], A)
+    by_life = compute_targets(whole, short, "values_now").advantages.unflatten(1, (2, T)).flatten(0, 1)
+    torch.testing.assert_close(compute_targets(segments, short, "values_now").advantages, by_life)
+    assert not torch.equal(told.advantages, compute_targets(segments, PLAIN).advantages)
 
 
 @pytest.mark.parametrize("refresh", ["once", "epoch"])
-def test_advantages_are_computed_anew_before_each_epoch_if_asked(refresh, monkeypatch):
-    goals = noted(monkeypatch, "normalised")
+def test_advantages_are_recomputed_each_epoch(refresh, monkeypatch):
+    goals = noted(monkeypatch, "normalize_advantages")
     segments = lived(make_reader())
     learn_from(make_reader(seed=1), segments, lr=0.0, rows=8, epochs=2, refresh=refresh)
     one, other = (goal.advantages.sort(0).values for goal, *_ in goals)
     assert torch.equal(one, other) == (refresh == "once")
 
 
-def test_vtrace_weighs_by_how_likely_actions_are_by_now():
+@pytest.mark.parametrize("refresh", ["once", "epoch"])
+def test_bootstrap_values_are_refreshed_each_epoch(refresh):
+    segments = lived(make_reader())
+    before = segments.tail["values"].clone()
+    learn_from(make_reader(seed=1), segments, lr=0.0, rows=8, epochs=2, refresh=refresh)
+    assert torch.equal(segments.tail["values"], before) == (refresh == "once")
+
+
+def test_vtrace_uses_current_probability_ratios():
     segments = lived(make_reader())
     moved = make_reader(seed=1)
     ppo = PLAIN.model_copy(update={"advantage": "vtrace", "norm_adv": False})
@@ -136,16 +150,16 @@ def test_vtrace_weighs_by_how_likely_actions_are_by_now():
         ratio = (replay(moved, segments)["act_log_prob"] - segments.steps["act_log_prob"]).exp()
     expected = copy.deepcopy(segments)
     expected.steps["ratio"] = ratio
-    goal = targets_of(expected, ppo)
-    assert not torch.allclose(goal.advantages, targets_of(segments, PLAIN).advantages)
-    _, report, _ = loss_of(moved, segments, goal, ppo)
+    goal = compute_targets(expected, ppo)
+    assert not torch.allclose(goal.advantages, compute_targets(segments, PLAIN).advantages)
+    _, report, _ = replay_loss(moved, segments, goal, ppo)
     told = learn_from(moved, segments, ppo, lr=0.0, rows=8)
     assert told["losses/policy_loss"] == pytest.approx(float(report["losses/policy_loss"]), rel=1e-4)
     assert told["losses/value_loss"] == pytest.approx(float(report["losses/value_loss"]), rel=1e-4)
 
 
 def test_vtrace_reads_refreshed_values_where_advantages_are_refreshed(monkeypatch):
-    seen = noted(monkeypatch, "targets_of")
+    seen = noted(monkeypatch, "compute_targets")
     ppo = PLAIN.model_copy(update={"advantage": "vtrace"})
     for refresh, expected in (("once", {"values"}), ("epoch", {"values_now"})):
         seen.clear()
@@ -154,7 +168,7 @@ def test_vtrace_reads_refreshed_values_where_advantages_are_refreshed(monkeypatc
         assert {"".join(which) or "values" for _, _, *which in seen[1:]} == expected
 
 
-def test_an_update_ends_after_the_epoch_in_which_the_policy_moved_too_far():
+def test_target_kl_stops_the_update():
     segments = lived(make_reader())
     calm = learn_from(make_reader(), copy.deepcopy(segments), PLAIN, lr=0.05, epochs=6)
     assert calm["charts/epochs"] == 6
@@ -167,17 +181,19 @@ def test_an_update_ends_after_the_epoch_in_which_the_policy_moved_too_far():
 
 
 @pytest.mark.parametrize("method", ["uniform", "prioritized"])
-def test_rows_are_drawn_as_asked_and_weighed_by_how_often(method, monkeypatch):
-    weighed = noted(monkeypatch, "normalised")
-    segments, sampling = lived(make_reader()), Sampling(method=method, alpha=0.7, beta0=0.4)
+def test_sampling_methods_and_importance_weights(method, monkeypatch):
+    weighed = noted(monkeypatch, "normalize_advantages")
+    segments, sampling = lived(make_reader()), SamplingConfig(method=method, alpha=0.7, beta0=0.4)
     learner = learner_for(make_reader(), segments, PLAIN, rows=4, epochs=2, seed=9, sampling=sampling)
     report = learner.update(segments, progress=0.5)
     assert len(weighed) == 4
     priorities = None
     if method == "prioritized":
         assert report["charts/beta"] == annealed_beta(0.4, 0.5) == pytest.approx(0.7)
-        priorities = priorities_of(targets_of(segments, PLAIN).advantages, segments.steps["valid"], 0.7)
-    expected = [each for epoch in range(2) for each in drawn(segments, priorities, 4, 2, seed=9, epoch=epoch)]
+        priorities = segment_priorities(compute_targets(segments, PLAIN).advantages, segments.steps["valid"], 0.7)
+    expected = [
+        each for epoch in range(2) for each in sample_minibatches(segments, priorities, 4, 2, seed=9, epoch=epoch)
+    ]
     for (_, rows, _, weights), (index, probability) in zip(weighed, expected, strict=True):
         assert torch.equal(rows.steps["env_obs"], segments.steps["env_obs"][index])
         if method == "uniform":
@@ -186,17 +202,17 @@ def test_rows_are_drawn_as_asked_and_weighed_by_how_often(method, monkeypatch):
             assert torch.equal(weights, importance_weights(probability, len(segments), 0.7))
 
 
-def test_weights_of_rows_multiply_normalised_advantages():
+def test_importance_weights_multiply_normalized_advantages():
     segments = lived(make_reader())
-    targets = targets_of(segments, PLAIN)
+    targets = compute_targets(segments, PLAIN)
     weights = torch.linspace(0.5, 2.0, len(segments))
-    plain, heavy = (normalised(targets, segments, PLAIN, each) for each in (None, weights))
+    plain, heavy = (normalize_advantages(targets, segments, PLAIN, each) for each in (None, weights))
     torch.testing.assert_close(heavy.advantages, plain.advantages * weights[:, None])
     assert torch.equal(heavy.returns, plain.returns)
 
 
 @pytest.mark.parametrize("key", ["l2_init", "l2_reg"])
-def test_distances_from_the_start_and_from_zero_pull_with_their_gradient(key):
+def test_l2_reg_and_l2_init_gradients(key):
     segments = lived(make_reader().double())
     ppo = PLAIN.model_copy(update={key: 0.3})
     policy = make_reader().double()
@@ -208,7 +224,7 @@ def test_distances_from_the_start_and_from_zero_pull_with_their_gradient(key):
     gradients = []
     for knobs in (ppo, PLAIN):
         policy.zero_grad()
-        loss, report, _ = loss_of(policy, segments, goal, knobs, anchors=learner.anchors)
+        loss, report, _ = replay_loss(policy, segments, goal, knobs, initial_weights=learner.initial_weights)
         loss.backward()
         gradients.append(torch.cat([weight.grad.flatten() for weight in policy.parameters()]))
         if knobs is ppo:
@@ -217,7 +233,7 @@ def test_distances_from_the_start_and_from_zero_pull_with_their_gradient(key):
     torch.testing.assert_close(gradients[0] - gradients[1], 2 * 0.3 * away)
 
 
-def test_weights_stay_within_what_they_were_at_the_start():
+def test_weight_clipping_in_update():
     segments = lived(make_reader())
     free, bound = make_reader(), make_reader()
     before = {name: float(weight.detach().abs().max()) for name, weight in free.named_parameters()}
@@ -230,13 +246,11 @@ def test_weights_stay_within_what_they_were_at_the_start():
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "muon"])
-def test_every_optimizer_learns_with_the_numbers_of_the_moment(name):
+def test_scheduled_options_reach_the_optimizer(name):
     policy = make_reader()
     segments = lived(policy)
     learner = learner_for(policy, segments, PLAIN, rows=4)
-    knobs = learner.knobs.model_copy(
-        update={"optimizer": learner.knobs.optimizer.model_copy(update={"name": name})}
-    )
+    knobs = learner.config.model_copy(update={"optimizer": learner.config.optimizer.model_copy(update={"name": name})})
     learner = type(learner)(policy, knobs, 0)
     still = knobs.model_copy(update={"optimizer": knobs.optimizer.model_copy(update={"learning_rate": 0.0})})
     before = weights_of(learner.policy)

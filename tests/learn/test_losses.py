@@ -29,7 +29,7 @@ def random_case(B, T, seed):
 
 
 LOSSES = {
-    "mean_over": lambda a, b, c, d, valid: losses.mean_over(a, valid),
+    "mean_over": lambda a, b, c, d, valid: losses.masked_mean(a, valid),
     "policy_loss": lambda a, b, c, d, valid: losses.policy_loss(a, b, valid, 0.2),
     "value_loss": lambda a, b, c, d, valid: losses.value_loss(a, b, c, valid, None),
     "clipped value_loss": lambda a, b, c, d, valid: losses.value_loss(a, b, c, valid, 0.1),
@@ -42,7 +42,7 @@ cases = {"B": st.integers(1, 4), "T": st.integers(1, 6), "seed": st.integers(0, 
 
 @pytest.mark.parametrize("name", LOSSES)
 @given(**cases)
-def test_only_steps_somebody_acted_in_count(name, B, T, seed):
+def test_masked_mean_counts_valid_steps(name, B, T, seed):
     case, valid = random_case(B, T, seed)
     valid[0, 0] = True
     full = LOSSES[name](*case, valid)
@@ -60,41 +60,39 @@ def test_whatever_stands_where_nobody_acted_changes_nothing(name, B, T, seed):
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_nobody_at_all_gives_zero(name):
+def test_masked_mean_without_valid_steps_is_zero(name):
     case, valid = random_case(2, 3, 0)
     assert float(LOSSES[name](*case, torch.zeros_like(valid))) == 0.0
 
 
-def test_a_mean_by_hand():
+def test_masked_mean_by_hand():
     # (1 + 3) / 2
-    assert float(losses.mean_over(numbers(1, 100, 3), mask(1, 0, 1))) == 2.0
+    assert float(losses.masked_mean(numbers(1, 100, 3), mask(1, 0, 1))) == 2.0
 
 
-def test_normalising_by_hand():
+def test_masked_normalize_by_hand():
     # Valid: 1 and 5. Mean 3, deviation 2: -1 and +1.
-    found = losses.normalize(numbers(1, 100, 5), mask(1, 0, 1))
+    found = losses.masked_normalize(numbers(1, 100, 5), mask(1, 0, 1))
     near(found[:, [0, 2]], [[-1.0, 1.0]])
 
 
 @given(**cases)
-def test_normalised_numbers_have_mean_zero_and_deviation_one(B, T, seed):
+def test_masked_normalize_mean_and_deviation(B, T, seed):
     case, valid = random_case(B, T + 2, seed)
     valid[0, :2] = True
-    found = losses.normalize(case[0], valid)[valid]
+    found = losses.masked_normalize(case[0], valid)[valid]
     near(found.mean(), 0.0)
-    torch.testing.assert_close(
-        found.std(correction=0), torch.tensor(1.0, dtype=torch.float64), rtol=1e-4, atol=0
-    )
+    torch.testing.assert_close(found.std(correction=0), torch.tensor(1.0, dtype=torch.float64), rtol=1e-4, atol=0)
 
 
-def test_normalising_ignores_what_stands_where_nobody_acted():
-    quiet = losses.normalize(numbers(1, 2, 5), mask(1, 0, 1))
-    loud = losses.normalize(numbers(1, 1e9, 5), mask(1, 0, 1))
+def test_masked_normalize_ignores_invalid_steps():
+    quiet = losses.masked_normalize(numbers(1, 2, 5), mask(1, 0, 1))
+    loud = losses.masked_normalize(numbers(1, 1e9, 5), mask(1, 0, 1))
     assert torch.equal(quiet[:, [0, 2]], loud[:, [0, 2]])
 
 
-def test_normalising_equal_numbers_divides_by_no_zero():
-    assert losses.normalize(numbers(4, 4, 4), EVERYBODY).tolist() == [[0.0, 0.0, 0.0]]
+def test_masked_normalize_of_equal_numbers_is_finite():
+    assert losses.masked_normalize(numbers(4, 4, 4), EVERYBODY).tolist() == [[0.0, 0.0, 0.0]]
 
 
 @pytest.mark.parametrize(
@@ -123,7 +121,7 @@ def test_the_policy_loss_averages_over_steps():
     ("ratio", "advantage", "pulls"),
     [(1.0, 2.0, True), (1.5, 2.0, False), (0.5, 2.0, True), (1.5, -2.0, True), (0.5, -2.0, False)],
 )
-def test_a_ratio_that_went_too_far_the_right_way_pulls_no_more(ratio, advantage, pulls):
+def test_clipped_ratio_has_no_gradient(ratio, advantage, pulls):
     log_ratio = numbers(math.log(ratio)).requires_grad_()
     losses.policy_loss(log_ratio, numbers(advantage), mask(1), 0.2).backward()
     near(log_ratio.grad, [[-advantage * ratio if pulls else 0.0]])
@@ -176,14 +174,14 @@ def test_explained_variance_by_hand():
 
 
 @pytest.mark.parametrize("value", [0.0, 2.0, -7.0])
-def test_where_all_returns_are_the_same_there_is_nothing_to_explain(value):
+def test_explained_variance_of_constant_returns(value):
     returns = numbers(2, 2, 2)
     assert float(losses.explained_variance(torch.full_like(returns, value), returns, EVERYBODY)) == 0.0
     assert float(losses.explained_variance(numbers(1, value, 3), returns, EVERYBODY)) == 0.0
 
 
 @given(**cases)
-def test_the_distance_to_anchors_is_the_sum_of_squares_and_pulls_back(B, T, seed):
+def test_l2_distance_and_its_gradient(B, T, seed):
     (first, second, anchor, other), _ = random_case(B, T, seed)
     weights = [first.requires_grad_(), second[0].requires_grad_()]
     found = losses.l2_distance(weights, [anchor, other[0]])
@@ -193,7 +191,7 @@ def test_the_distance_to_anchors_is_the_sum_of_squares_and_pulls_back(B, T, seed
     near(weights[1].grad, 2 * (second[0] - other[0]))
 
 
-def test_the_distance_by_hand():
+def test_l2_distance_by_hand():
     # (1 - 0)^2 + (2 - 4)^2 + (3 - 3)^2 = 5, and to zeros 1 + 4 + 9 = 14
     weight = numbers(1, 2, 3).requires_grad_()
     assert losses.l2_distance([weight], [numbers(0, 4, 3)]).item() == 5.0

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.learn.schedules import scheduled
+from holdfast.learn.optimizers import schedule_value
 
 MOVING = ("linear", "cosine", "exponential", "logarithmic")
 ends = st.floats(1e-9, 1e3)
@@ -24,26 +24,26 @@ shares = st.floats(0, 1)
         ("linear", 1.0, -1.0, 0.0),
     ],
 )
-def test_half_of_the_way_by_hand(kind, start, end, half):
-    assert scheduled(kind, start, end, 0.5) == pytest.approx(half, rel=1e-12, abs=1e-12)
+def test_schedule_at_half_by_hand(kind, start, end, half):
+    assert schedule_value(kind, start, end, 0.5) == pytest.approx(half, rel=1e-12, abs=1e-12)
 
 
-def test_a_third_of_the_way_along_a_wave_by_hand():
+def test_cosine_schedule_at_a_third_by_hand():
     # cos(60 degrees) = 1/2: a quarter of the height.
-    assert scheduled("cosine", 0.0, 4.0, 1 / 3) == pytest.approx(1.0, rel=1e-12)
+    assert schedule_value("cosine", 0.0, 4.0, 1 / 3) == pytest.approx(1.0, rel=1e-12)
 
 
 @pytest.mark.parametrize("kind", MOVING)
 @given(start=ends, end=ends)
-def test_it_starts_at_its_start_and_ends_at_its_end_exactly(kind, start, end):
-    assert [scheduled(kind, start, end, p) for p in (-0.5, 0.0)] == [start, start]
-    assert [scheduled(kind, start, end, p) for p in (1.0, 1.5)] == [end, end]
+def test_schedule_ends_are_exact(kind, start, end):
+    assert [schedule_value(kind, start, end, p) for p in (-0.5, 0.0)] == [start, start]
+    assert [schedule_value(kind, start, end, p) for p in (1.0, 1.5)] == [end, end]
 
 
 @pytest.mark.parametrize("kind", MOVING)
 @given(start=ends, end=ends, sooner=shares, later=shares)
-def test_it_goes_one_way_and_stays_between_its_ends(kind, start, end, sooner, later):
-    first, second = (scheduled(kind, start, end, p) for p in sorted((sooner, later)))
+def test_schedule_is_monotonic_and_bounded(kind, start, end, sooner, later):
+    first, second = (schedule_value(kind, start, end, p) for p in sorted((sooner, later)))
     low, high = (first, second) if start <= end else (second, first)
     slack = 1e-12 * max(start, end)
     assert low <= high + slack
@@ -58,24 +58,24 @@ def test_it_goes_one_way_and_stays_between_its_ends(kind, start, end, sooner, la
         ("exponential", 0.7018159292640187, 0.42353035093429003, 1 - 2**-53),
     ],
 )
-def test_rounding_leads_nowhere_beyond_an_end(kind, start, end, progress):
-    assert scheduled(kind, start, end, progress) == end
+def test_schedule_rounding_stays_between_ends(kind, start, end, progress):
+    assert schedule_value(kind, start, end, progress) == end
 
 
 @given(start=anywhere, end=anywhere, progress=shares)
-def test_a_constant_stays(start, end, progress):
-    assert scheduled("constant", start, end, progress) == start
+def test_constant_schedule(start, end, progress):
+    assert schedule_value("constant", start, end, progress) == start
 
 
 @pytest.mark.parametrize("progress", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize(("start", "end"), [(0.0, 1.0), (1.0, 0.0), (-1.0, 1.0), (-1.0, -2.0)])
 def test_an_exponential_schedule_needs_ends_above_zero(start, end, progress):
     with pytest.raises(ValueError, match="both ends must be greater than 0; take linear"):
-        scheduled("exponential", start, end, progress)
+        schedule_value("exponential", start, end, progress)
 
 
 @given(start=anywhere, end=anywhere, progress=st.floats(0.001, 0.999))
-def test_the_straight_line_is_the_one_runs_have_always_taken(start, end, progress):
-    found = scheduled("linear", start, end, progress)
+def test_linear_schedule_formula(start, end, progress):
+    found = schedule_value("linear", start, end, progress)
     between = min(max(start + (end - start) * progress, min(start, end)), max(start, end))
     assert found == between

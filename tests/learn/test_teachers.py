@@ -6,20 +6,20 @@ import pytest
 import torch
 
 import holdfast
+from helpers.one_update import learner_for, replay_loss
+from helpers.scripted_world import make_reader, random_script
+from holdfast.config.trainer import PPOConfig, TeacherConfig
 from holdfast.errors import ContractError
-from holdfast.experience import Collector
-from holdfast.learn import Lesson, heard_by, loss_of
-from holdfast.learn.targets import Targets
-from holdfast.trainer_knobs import PPO, Teacher
-from learning import learner_for
-from scripted import make_reader, random_script
+from holdfast.learn import Teacher
+from holdfast.learn.advantage import Targets
+from holdfast.rollout import Collector
 
 A, T, S = 5, 4, 3
-PLAIN = PPO(ent_coef=0.0, vf_coef=0.0)
+PLAIN = PPOConfig(ent_coef=0.0, vf_coef=0.0)
 
 
 def knobs(**words):
-    return Teacher(run="runs/teacher", **words)
+    return TeacherConfig(run="runs/teacher", **words)
 
 
 def lives(rollouts=3, seed=0):
@@ -31,7 +31,7 @@ def lives(rollouts=3, seed=0):
 
 
 def lesson(name="teacher", seed=1, at_once=2, **words):
-    return Lesson(name, make_reader(seed=seed).double(), knobs(**words), agents=A, at_once=at_once)
+    return Teacher(name, make_reader(seed=seed).double(), knobs(**words), agents=A, at_once=at_once)
 
 
 def in_order(parts):
@@ -40,9 +40,9 @@ def in_order(parts):
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 5, 64])
-def test_a_teacher_says_what_it_would_have_said_living_the_whole_life(at_once):
+def test_teacher_outputs_equal_its_own_rollout(at_once):
     told, teacher = lives(), lesson(at_once=at_once)
-    heard = [teacher.hear(segments, 0) for segments in told]
+    heard = [teacher.run(segments, 0) for segments in told]
     whole = {key: in_order([each.steps[key] for each in told]) for key in ("env_obs", "first", "valid")}
     same = make_reader(seed=1).double()
     with torch.no_grad():
@@ -50,32 +50,33 @@ def test_a_teacher_says_what_it_would_have_said_living_the_whole_life(at_once):
     values = in_order([each.values for each in heard])
     torch.testing.assert_close(values[whole["valid"]], thoughts.values[whole["valid"]])
     logits = thoughts.logits.log_softmax(-1)
-    torch.testing.assert_close(
-        in_order([each.told for each in heard])[whole["valid"]], logits[whole["valid"]]
-    )
+    torch.testing.assert_close(in_order([each.params for each in heard])[whole["valid"]], logits[whole["valid"]])
 
 
-def test_teachers_do_not_share_their_memories_with_anybody():
+def test_teachers_have_separate_states():
     told = lives(2)
     alone = lesson()
-    expected = [alone.hear(segments, 0).values for segments in told]
+    expected = [alone.run(segments, 0).values for segments in told]
     student = make_reader(seed=7).double()
     Collector(random_script(A, 30, 0, 0.1, 0.2), student, length=4, horizon=2, seed=0).rollout(0)
     live = student.store.snapshot().tree
     first, second = lesson(), lesson("other", seed=2)
     for segments, values in zip(told, expected, strict=True):
-        one, other = heard_by([first, second], segments, 0)
+        one, other = first.run(segments, 0), second.run(segments, 0)
         assert torch.equal(one.values, values)
         assert not torch.equal(other.values, values)
     assert bool((student.store.snapshot().tree == live).all())
 
 
-def test_each_teacher_fades_by_its_own_clock_and_is_not_heard_afterwards():
+def test_teacher_weights_anneal_independently():
     segments = lives(1)[0]
     early, late = lesson("early", steps=100, anneal=0.5, action=2.0), lesson("late", steps=1000, anneal=0.5)
+
+    def outputs(segments, step):
+        return [output for teacher in (early, late) if (output := teacher.run(segments, step)) is not None]
+
     weights = {
-        step: {each.name: (each.action, each.value) for each in heard_by([early, late], segments, step)}
-        for step in (0, 75, 100, 750)
+        step: {each.name: (each.action, each.value) for each in outputs(segments, step)} for step in (0, 75, 100, 750)
     }
     assert weights[0] == {"early": (2.0, 1.0), "late": (1.0, 1.0)}
     assert weights[75] == {"early": (1.0, 0.5), "late": (1.0, 1.0)}
@@ -83,23 +84,23 @@ def test_each_teacher_fades_by_its_own_clock_and_is_not_heard_afterwards():
     assert weights[750] == {"late": (0.5, 0.5)}
 
 
-def test_the_loss_of_a_lesson_is_cross_entropy_and_squared_distance():
+def test_teacher_loss_is_cross_entropy_and_squared_distance():
     (segments,) = lives(1)
     student = make_reader(seed=7).double()
-    heard = lesson(action=0.3, value=0.7).hear(segments, 0)
+    heard = lesson(action=0.3, value=0.7).run(segments, 0)
     nothing = Targets(*(torch.zeros_like(segments.steps["values"]) for _ in range(2)))
-    plain, _, _ = loss_of(student, segments, nothing, PLAIN)
-    loss, report, judged = loss_of(student, segments, nothing, PLAIN, heard=[heard])
+    plain, _, _ = replay_loss(student, segments, nothing, PLAIN)
+    loss, report, judged = replay_loss(student, segments, nothing, PLAIN, teacher_outputs=[heard])
     valid = segments.steps["valid"]
     again = holdfast.learn.replay(student, segments)
-    crossed = -(heard.told.exp() * again["full_log_probs"].detach()).sum(-1)[valid].mean()
-    apart = (judged.values - heard.values)[valid].square().mean()
+    crossed = -(heard.params.exp() * again["full_log_probs"].detach()).sum(-1)[valid].mean()
+    apart = (judged["values"].detach() - heard.values)[valid].square().mean()
     assert float(report["losses/teacher_action@teacher"]) == pytest.approx(float(crossed))
     assert float(report["losses/teacher_value@teacher"]) == pytest.approx(float(apart))
     torch.testing.assert_close((loss - plain).detach(), 0.3 * crossed + 0.7 * apart)
 
 
-def test_a_student_becomes_like_its_teacher():
+def test_student_converges_to_teacher():
     told, teacher = lives(6), lesson(action=30.0)
     with torch.no_grad():
         # A teacher with opinions.
@@ -107,28 +108,28 @@ def test_a_student_becomes_like_its_teacher():
     student, learner, distances = make_reader(seed=7).double(), None, []
     for segments in told:
         learner = learner or learner_for(student, segments, PLAIN, rows=5, epochs=8)
-        heard = teacher.hear(segments, 0)
+        heard = teacher.run(segments, 0)
         with torch.no_grad():
             again = holdfast.learn.replay(student, segments)
-        apart = student.actions.kl(heard.told, again["full_log_probs"])[segments.steps["valid"]]
+        apart = student.actions.kl(heard.params, again["full_log_probs"])[segments.steps["valid"]]
         distances.append(float(apart.mean()))
-        learner.update(segments, heard=[heard])
+        learner.update(segments, teacher_outputs=[heard])
     assert distances[0] > 0.05
     assert distances[-1] < distances[0] / 3, distances
 
 
-def test_a_teacher_of_another_kind_of_actions_is_refused():
+def test_teacher_with_other_action_distribution_is_refused():
     teacher = lesson()
-    teacher.policy.actions = holdfast.policies.actions.Gaussian(2)
-    with pytest.raises(ContractError, match="Teacher teacher tells its actions as Gaussian"):
+    teacher.policy.actions = holdfast.policies.distributions.Gaussian(2)
+    with pytest.raises(ContractError, match="Teacher teacher has the action distribution Gaussian"):
         teacher.require_same_actions(make_reader())
 
 
-def test_a_teacher_never_learns():
+def test_teacher_weights_are_frozen():
     (segments,) = lives(1)
     teacher = lesson()
     before = copy.deepcopy(teacher.policy.state_dict())
     student = make_reader(seed=7).double()
-    learner_for(student, segments, rows=5).update(segments, heard=[teacher.hear(segments, 0)])
+    learner_for(student, segments, rows=5).update(segments, teacher_outputs=[teacher.run(segments, 0)])
     after = teacher.policy.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)

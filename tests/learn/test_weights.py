@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import holdfast
-from holdfast.learn.weights import clip_weights, initial_bounds, weight_metrics
+from holdfast.learn.optimizers import clip_weights, initial_bounds, weight_metrics
 
 MEASURES = {
     "norm",
@@ -132,7 +132,7 @@ def test_bounds_are_the_largest_entries_of_matrices():
     assert initial_bounds(Holding(torch.zeros(2, 2))) == {}
 
 
-def test_weights_are_clamped_to_some_times_their_first_size_and_biases_are_not():
+def test_weight_clipping_spares_biases():
     # Largest at first 3: within 2 x 3 nothing changes, beyond it is cut.
     policy = Holding([[1.0, -3.0], [2.0, 0.5]])
     bounds = initial_bounds(policy)

@@ -8,14 +8,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import nn
 
-from check import own
+from helpers import broken_policies as own
+from helpers.monitored_policies import POLICIES, T, graph, scripted, stored
+from helpers.small_policy import make_small
+from holdfast import rng
 from holdfast.errors import ContractError
 from holdfast.learn import replay
-from holdfast.monitor import advice, norms_by_module, reach, reach_back, reach_metrics
-from holdfast.policies.clock import clears
-from holdfast.worlds import draws
-from monitor.lives import POLICIES, T, graph, scripted, stored
-from small import make_small
+from holdfast.memory.episode_resets import reset_mask
+from holdfast.monitor.gradients import advice, norms_by_module, reach, reach_back, reach_metrics
 
 
 class WithOwnParameter(own.Small):
@@ -36,7 +36,7 @@ def with_gradients(policy):
     return policy
 
 
-def test_the_gradient_of_each_part_is_measured_and_a_parameter_of_its_own():
+def test_gradient_norms_by_module():
     policy = with_gradients(make_small(WithOwnParameter))
     found = norms_by_module(policy)
     assert set(found) == {f"gradients/norm@{name}" for name in ("lstm", "inwards", "outwards", "scale")}
@@ -46,7 +46,7 @@ def test_the_gradient_of_each_part_is_measured_and_a_parameter_of_its_own():
     torch.testing.assert_close(found["gradients/norm@scale"], policy.scale.grad.norm())
 
 
-def test_a_graph_is_told_component_by_component():
+def test_gradient_norms_of_graph_components():
     policy = with_gradients(graph())
     found = norms_by_module(policy)
     parts = {name for name, part in policy.components.items() if list(part.parameters())}
@@ -54,14 +54,14 @@ def test_a_graph_is_told_component_by_component():
 
 
 @pytest.mark.parametrize("kind", POLICIES)
-def test_the_parts_make_up_the_whole(kind):
+def test_module_norms_add_up_to_the_total(kind):
     policy = with_gradients(POLICIES[kind]())
     whole = torch.cat([each.grad.flatten() for each in policy.parameters() if each.grad is not None]).norm()
     parts = torch.stack(list(norms_by_module(policy).values()))
     torch.testing.assert_close(parts.norm(), whole)
 
 
-def test_a_weight_that_two_parts_share_is_counted_once():
+def test_shared_weight_counts_once():
     policy = make_small(WithOwnParameter)
     policy.twin = policy.inwards
     policy.alias = nn.Module()
@@ -71,14 +71,14 @@ def test_a_weight_that_two_parts_share_is_counted_once():
     assert "gradients/norm@twin" not in found
 
 
-def test_where_there_is_no_gradient_there_is_no_number():
+def test_module_without_gradient_is_left_out():
     assert norms_by_module(make_small()) == {}
 
 
 def by_hand(policy, segments, rows):
     """The same by a loop over rows: what is said at the step that looks back furthest, for what is read."""
     steps, masses = segments.steps, []
-    clear, valid = clears(steps, policy.clear_on), steps["valid"]
+    clear, valid = reset_mask(steps, policy.clear_on), steps["valid"]
     best = []
     for b in range(len(segments)):
         start, found = 0, (-1, T - 1)
@@ -88,10 +88,10 @@ def by_hand(policy, segments, rows):
         best.append((-found[0], b, found[1]))
     for _, b, t in sorted(best)[:rows]:
         x = policy.encode(steps["env_obs"][b]).detach()[None].requires_grad_()
-        y, _ = policy.lstm.cell(x, segments.entry[b : b + 1], clear[b : b + 1], valid[b : b + 1])
+        y, _ = policy.lstm.cell(x, segments.entry_state[b : b + 1], clear[b : b + 1], valid[b : b + 1])
         scores, value = policy.decode(y[0])
         said = torch.cat([value[t : t + 1], torch.log_softmax(scores[t], -1)])
-        weight = 2 * draws.uniform(0, draws.STREAM_PROBE, torch.arange(4), 0) - 1
+        weight = 2 * rng.uniform(0, rng.STREAM_PROBE, torch.arange(4), 0) - 1
         (grad,) = torch.autograd.grad((said * weight).sum(), x)
         masses.append(torch.stack([grad[0, t - a].norm() if a <= t else torch.tensor(0.0) for a in range(T)]))
     return torch.stack(masses).mean(0)
@@ -99,7 +99,7 @@ def by_hand(policy, segments, rows):
 
 @pytest.mark.parametrize("memory", ["lstm", "gru", "minlstm"])
 @pytest.mark.parametrize(("rows", "clear_on"), [(1, "episode"), (5, "episode"), (99, "trial")])
-def test_what_reaches_back_is_what_a_loop_over_rows_finds(memory, rows, clear_on):
+def test_reach_back_matches_loop(memory, rows, clear_on):
     policy = make_small(memory=memory, clear_on=clear_on)
     segments = stored(policy)
     found = reach_back(policy, segments, rows)
@@ -109,7 +109,7 @@ def test_what_reaches_back_is_what_a_loop_over_rows_finds(memory, rows, clear_on
 
 
 @pytest.mark.parametrize("kind", POLICIES)
-def test_a_clear_cuts_it_exactly_and_before_it_everything_is_felt(kind):
+def test_reach_back_stops_at_resets(kind):
     policy = POLICIES[kind]()
     segments = stored(policy)
     where = torch.arange(T)
@@ -121,7 +121,7 @@ def test_a_clear_cuts_it_exactly_and_before_it_everything_is_felt(kind):
     assert (mass[T - 2 :] == 0).all()
 
 
-def test_without_a_memory_only_the_present_is_felt():
+def test_reach_back_without_memory():
     policy = make_small(memory="none")
     mass = reach_back(policy, stored(policy))
     assert mass[0] > 0
@@ -129,7 +129,7 @@ def test_without_a_memory_only_the_present_is_felt():
     assert reach(mass) == 1
 
 
-def test_a_policy_that_cuts_inside_feels_the_present_only():
+def test_reach_back_of_policy_that_detaches():
     policy = make_small(own.CutsInside)
     mass = reach_back(policy, stored(policy))
     assert mass[0] > 0
@@ -174,9 +174,7 @@ def gated(keep):
         weight_hh.zero_()
         weight_ih[H : 2 * H] = 0
         bias_hh.zero_()
-        bias_ih[H : 2 * H] = {0.0: -1e4, 1.0: 1e4}.get(
-            keep, math.log(keep / (1 - keep)) if 0 < keep < 1 else 0
-        )
+        bias_ih[H : 2 * H] = {0.0: -1e4, 1.0: 1e4}.get(keep, math.log(keep / (1 - keep)) if 0 < keep < 1 else 0)
     return policy
 
 
@@ -214,7 +212,7 @@ def test_the_rows_that_look_back_furthest_come_first():
     assert (reach_back(policy, segments, rows=2) > 0).all()
 
 
-def test_rows_in_which_nobody_acts_count_for_nothing():
+def test_reach_back_ignores_invalid_rows():
     policy = make_small()
     segments = stored(policy)
     segments.steps["valid"][:] = False
@@ -254,7 +252,7 @@ def test_a_reach_is_the_fewest_steps_that_hold_the_share(masses, share):
 
 
 @pytest.mark.parametrize("odd", [math.nan, math.inf])
-def test_what_is_not_finite_reaches_nowhere(odd):
+def test_reach_of_non_finite_gradient_is_zero(odd):
     mass = torch.tensor([1.0, odd])
     assert reach_metrics(mass) == {"memory/gradient_reach": 0}
 

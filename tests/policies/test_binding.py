@@ -1,4 +1,4 @@
-"""Features and actions are known by name, whatever ids and places a world gives them."""
+"""Features and actions are identified by name, whatever their ids."""
 
 import copy
 
@@ -9,17 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import holdfast
-from graphs import SMALL
-from handwritten import NewLSTMPolicy
+from helpers.component_graphs import SMALL
+from helpers.manual_policy import NewLSTMPolicy
+from helpers.one_update import learn_from
+from helpers.small_policy import OnlySpec, make_small
 from holdfast.errors import ContractError
-from holdfast.experience import Collector, evaluate
+from holdfast.evaluation.evaluate import evaluate
 from holdfast.policies import POLICIES, ComponentPolicy, Example, Fast, make_policy
-from holdfast.policies.graph import parse_graph
+from holdfast.policies.components.graph import parse_graph
 from holdfast.policies.heads import MAX_ACTIONS
+from holdfast.rollout import Collector
 from holdfast.worlds import Feature, WorldSpec, make_world
 from holdfast.worlds.tokens import GLOBAL, PADDING
-from learning import learn_from
-from small import OnlySpec, make_small
 
 FEATURES = tuple(Feature(f"feature_{i}", float(i + 1)) for i in range(6))
 ACTIONS = ("left", "right", "stay")
@@ -38,7 +39,7 @@ def make(name, spec=HOME):
 
 
 def tokens(spec, names=None, rows=3):
-    """Tokens of named features in a world's own ids: the same sights in every world."""
+    """Tokens of named features in a world's ids: the same observations in every world."""
     ids = dict(zip([feature.name for feature in spec.features], spec.feature_ids, strict=True))
     names = names or [feature.name for feature in FEATURES]
     obs = torch.full((rows, 12, 3), PADDING, dtype=torch.uint8)
@@ -51,28 +52,28 @@ def tokens(spec, names=None, rows=3):
     return obs
 
 
-def think(policy, obs):
+def run(policy, obs):
     rows = len(obs)
     with torch.no_grad():
-        thoughts, _ = policy.unroll(obs, torch.zeros(rows, dtype=torch.bool), policy.lstm.cell.initial(rows))
-    return thoughts
+        output, _ = policy.unroll(obs, torch.zeros(rows, dtype=torch.bool), policy.lstm.cell.initial(rows))
+    return output
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_the_same_names_elsewhere_are_the_same_thoughts(name):
+def test_same_names_with_other_ids_give_the_same_outputs(name):
     policy = make(name)
     other = WorldSpec(
         (12, 3),
         ("stay", "left", "right"),
         tuple(Feature(f.name, f.normalization, id=40 - 7 * i) for i, f in enumerate(FEATURES[::-1])),
     )
-    here = think(policy, tokens(HOME))
+    here = run(policy, tokens(HOME))
     policy.bind(other, learn=False)
-    there = think(policy, tokens(other))
+    there = run(policy, tokens(other))
     torch.testing.assert_close(there.values, here.values, atol=1e-12, rtol=0)
     torch.testing.assert_close(there.logits, here.logits[:, [2, 0, 1]], atol=1e-12, rtol=0)
     policy.bind(HOME)
-    assert think(policy, tokens(HOME)).logits.equal(here.logits)
+    assert run(policy, tokens(HOME)).logits.equal(here.logits)
 
 
 @pytest.mark.parametrize("name", QUICK)
@@ -82,24 +83,22 @@ def test_the_same_names_elsewhere_are_the_same_thoughts(name):
     ids=st.lists(st.integers(0, 254), min_size=6, max_size=6, unique=True),
     actions=st.permutations(range(3)),
 )
-def test_any_ids_and_any_order_are_translated(name, order, ids, actions):
+def test_ids_and_order_are_translated(name, order, ids, actions):
     policy = make(name)
-    here = think(policy, tokens(HOME))
+    here = run(policy, tokens(HOME))
     features = tuple(Feature(FEATURES[i].name, FEATURES[i].normalization, ids[i]) for i in order)
     other = WorldSpec((12, 3), tuple(ACTIONS[i] for i in actions), features)
     policy.bind(other, learn=False)
-    there = think(policy, tokens(other))
+    there = run(policy, tokens(other))
     torch.testing.assert_close(there.values, here.values, atol=1e-12, rtol=0)
     torch.testing.assert_close(there.logits, here.logits[:, list(actions)], atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_a_world_may_give_any_ids_from_the_start(name):
-    odd = WorldSpec(
-        (12, 3), ACTIONS, tuple(Feature(f.name, f.normalization, 200 + i) for i, f in enumerate(FEATURES))
-    )
+def test_first_world_may_have_any_ids(name):
+    odd = WorldSpec((12, 3), ACTIONS, tuple(Feature(f.name, f.normalization, 200 + i) for i, f in enumerate(FEATURES)))
     torch.testing.assert_close(
-        think(make(name, odd), tokens(odd)).values, think(make(name), tokens(HOME)).values, atol=0, rtol=0
+        run(make(name, odd), tokens(odd)).values, run(make(name), tokens(HOME)).values, atol=0, rtol=0
     )
 
 
@@ -112,12 +111,12 @@ OLD = [feature.name for feature in FEATURES]
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_in_evaluation_unknown_features_are_not_seen_and_unknown_actions_not_taken(name):
+def test_unknown_features_and_actions_are_masked_without_learn(name):
     policy = make(name)
-    here = think(policy, tokens(HOME))
+    here = run(policy, tokens(HOME))
     policy.bind(WIDER, learn=False)
-    plain, told = think(policy, tokens(WIDER, OLD)), think(policy, tokens(WIDER, [*OLD, "novel"]))
-    torch.testing.assert_close(told.values, plain.values, atol=1e-12, rtol=0)
+    plain, novel = run(policy, tokens(WIDER, OLD)), run(policy, tokens(WIDER, [*OLD, "novel"]))
+    torch.testing.assert_close(novel.values, plain.values, atol=1e-12, rtol=0)
     torch.testing.assert_close(plain.logits[:, [3, 2, 1]], here.logits, atol=1e-12, rtol=0)
     log_probs = torch.log_softmax(plain.logits, -1)
     assert (log_probs[:, 0].exp() == 0).all()
@@ -126,75 +125,73 @@ def test_in_evaluation_unknown_features_are_not_seen_and_unknown_actions_not_tak
 
 
 @pytest.mark.parametrize("name", [name for name in FORMS if "example" not in name])
-def test_in_training_unknown_features_and_actions_are_learnt_as_new(name):
+def test_unknown_features_and_actions_are_added_with_learn(name):
     policy = make(name)
-    here = think(policy, tokens(HOME))
+    here = run(policy, tokens(HOME))
     policy.bind(WIDER)
     assert [feature.name for feature in policy.binding.features] == [*OLD, "novel"]
     assert policy.binding.actions == (*ACTIONS, "jump")
-    same = think(policy, tokens(WIDER, OLD))
+    same = run(policy, tokens(WIDER, OLD))
     torch.testing.assert_close(same.values, here.values, atol=1e-12, rtol=0)
     torch.testing.assert_close(same.logits[:, [3, 2, 1]], here.logits, atol=1e-12, rtol=0)
     assert same.logits[:, 0].abs().max() < 1e3
     obs = tokens(WIDER, ["novel", *OLD])
-    before = think(policy, obs).values
+    before = run(policy, obs).values
     optimizer = torch.optim.SGD(policy.parameters(), lr=0.01)
-    thoughts, _ = policy.unroll(obs, torch.zeros(3, dtype=torch.bool), policy.lstm.cell.initial(3))
-    (thoughts.values.sum() + thoughts.logits[:, 0].sum()).backward()
+    output, _ = policy.unroll(obs, torch.zeros(3, dtype=torch.bool), policy.lstm.cell.initial(3))
+    (output.values.sum() + output.logits[:, 0].sum()).backward()
     optimizer.step()
-    assert (think(policy, obs).values - before).abs().max() > 1e-6
-    # What was learnt is felt where it is shown, and nowhere else.
-    shown, hidden = think(policy, tokens(WIDER, ["novel", *OLD])), think(policy, tokens(WIDER, OLD))
-    assert (shown.values - hidden.values).abs().max() > 1e-9
+    assert (run(policy, obs).values - before).abs().max() > 1e-6
+    # The update changes outputs for observations with the new feature.
+    with_novel, without_novel = run(policy, tokens(WIDER, ["novel", *OLD])), run(policy, tokens(WIDER, OLD))
+    assert (with_novel.values - without_novel.values).abs().max() > 1e-9
 
 
-def test_what_cannot_be_learnt_is_refused_and_what_can_is_not():
+def test_bind_rejects_what_has_no_room():
     for policy in (make("example"), make("component:example")):
         wider = WorldSpec((12, 3), ACTIONS, WIDER.features)
         policy.bind(wider)
-        assert think(policy, tokens(wider, ["novel", *OLD])).values.isfinite().all()
+        assert run(policy, tokens(wider, ["novel", *OLD])).values.isfinite().all()
         with pytest.raises(ContractError, match=r"cannot learn new actions \(jump\)"):
             policy.bind(WIDER)
-    with pytest.raises(ContractError, match="knows none of the world's actions"):
+    with pytest.raises(ContractError, match="has none of the world's actions"):
         make("fast").bind(WorldSpec((12, 3), ("x", "y"), FEATURES), learn=False)
     many = WorldSpec((12, 3), tuple(f"a{i}" for i in range(MAX_ACTIONS - 2)), FEATURES)
-    with pytest.raises(
-        ContractError, match=f"{MAX_ACTIONS + 1} actions; it has embeddings for {MAX_ACTIONS}"
-    ):
+    with pytest.raises(ContractError, match=f"needs embeddings for {MAX_ACTIONS + 1} actions; it has {MAX_ACTIONS}"):
         make("fast").bind(many)
 
 
 @pytest.mark.parametrize(
-    ("spec", "told"),
+    ("spec", "message"),
     [
         (WorldSpec((5,), ACTIONS), "reads tokens"),
         (WorldSpec((12, 3), ACTIONS, FEATURES, window=(13, 13)), "window of 11x11.*has 13x13"),
     ],
 )
-def test_a_world_of_another_kind_is_refused(spec, told):
-    with pytest.raises(ContractError, match=told):
+def test_bind_rejects_another_kind_of_observation(spec, message):
+    with pytest.raises(ContractError, match=message):
         make("fast").bind(spec, learn=False)
 
 
-def test_other_vectors_are_refused():
+def test_bind_rejects_another_obs_shape():
     policy = make_small()
     policy.bind(WorldSpec((5,), ("a", "b", "c")))
-    with pytest.raises(ContractError, match=r"observations \[5\]; .*are \[6\]"):
+    with pytest.raises(ContractError, match=r"reads Box.*\(5,\).*; .* has Box.*\(6,\)"):
         policy.bind(WorldSpec((6,), ("a", "b", "c")))
 
 
-def test_sizes_are_those_of_the_world():
+def test_normalizations_are_those_of_the_world():
     policy = make("fast")
     louder = tuple(Feature(f.name, 2 * f.normalization) for f in FEATURES)
-    here = think(policy, tokens(HOME))
+    here = run(policy, tokens(HOME))
     policy.bind(WorldSpec((12, 3), ACTIONS, louder), learn=False)
-    assert not think(policy, tokens(HOME)).values.equal(here.values)
+    assert not run(policy, tokens(HOME)).values.equal(here.values)
     policy.bind(HOME, learn=False)
-    assert think(policy, tokens(HOME)).values.equal(here.values)
+    assert run(policy, tokens(HOME)).values.equal(here.values)
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_the_lists_are_saved_with_the_weights_and_brought_back(name):
+def test_names_are_saved_and_loaded_with_the_weights(name):
     taught = make(name)
     taught.bind(WIDER)
     with torch.no_grad():
@@ -205,17 +202,17 @@ def test_the_lists_are_saved_with_the_weights_and_brought_back(name):
     fresh = make(name)
     fresh.load_state_dict(weights)
     assert fresh.binding.actions == taught.binding.actions
-    assert think(fresh, tokens(HOME)).logits.equal(think(taught, tokens(HOME)).logits)
+    assert run(fresh, tokens(HOME)).logits.equal(run(taught, tokens(HOME)).logits)
     # A policy made for the same names in another order takes over the order of the weights.
     mixed = WorldSpec((12, 3), WIDER.action_names[::-1], WIDER.features[::-1])
     other = make(name, mixed)
     other.load_state_dict(weights)
     taught.bind(mixed, learn=False)
-    assert think(other, tokens(mixed)).logits.equal(think(taught, tokens(mixed)).logits)
+    assert run(other, tokens(mixed)).logits.equal(run(taught, tokens(mixed)).logits)
 
 
 @pytest.mark.parametrize("name", [name for name in FORMS if "example" not in name])
-def test_what_is_new_is_lived_with_and_learnt_from(name):
+def test_rollout_and_update_after_rebinding(name):
     policy = make_policy(name, make_world("recall", agents=2, cues=3), seed=0, hidden_size=8, num_layers=1)
     for cues, learn in ((2, False), (5, True), (4, False)):
         world = make_world("recall", agents=2, cues=cues)
@@ -227,27 +224,27 @@ def test_what_is_new_is_lived_with_and_learnt_from(name):
     assert all(weight.isfinite().all() for weight in policy.parameters())
 
 
-def test_an_evaluation_takes_no_action_the_policy_does_not_know():
+def test_evaluation_takes_no_unknown_action():
     class Watching(type(make_world("recall", agents=1))):
         def step(self, actions):
-            taken.append(actions.clone())
+            actions_taken.append(actions.clone())
             return super().step(actions)
 
-    taken = []
+    actions_taken = []
     policy = make_policy("fast", make_world("recall", agents=2, cues=2), seed=0, hidden_size=8)
     with torch.no_grad():
-        # Left to itself it would take what nobody has taught it.
+        # Without the mask, the unknown actions would be the most likely.
         policy.actor.embeddings.table.weight[2:] *= 1e3
     evaluate(policy, Watching(4, cues=5), episodes=8)
-    assert torch.stack(taken).max() < 2
+    assert torch.stack(actions_taken).max() < 2
 
 
 @pytest.mark.parametrize("name", ["fast", "component:fast"])
-def test_a_refused_binding_changes_nothing(name):
+def test_rejected_bind_changes_nothing(name):
     policy = make(name)
     before = {key: weight.clone() for key, weight in policy.state_dict().items()}
     many = WorldSpec((12, 3), tuple(f"a{i}" for i in range(MAX_ACTIONS)), WIDER.features)
-    with pytest.raises(ContractError, match="it has embeddings for"):
+    with pytest.raises(ContractError, match="needs embeddings for"):
         policy.bind(many)
     other = WorldSpec((12, 3), (), FEATURES, action=spaces.MultiDiscrete([2, 3]))
     with pytest.raises(ContractError, match="This policy takes None; the world it is bound to now has Multi"):
@@ -258,28 +255,28 @@ def test_a_refused_binding_changes_nothing(name):
     assert all(after[key].equal(leaf) for key, leaf in before.items())
 
 
-def test_a_refused_policy_written_by_hand_is_bound_as_before():
+def test_rejected_bind_of_a_hand_written_policy_changes_nothing():
     spec = WorldSpec((5,), ACTIONS)
     policy = NewLSTMPolicy(spec)
     policy.bind(spec)
-    with pytest.raises(ContractError, match="written by hand"):
+    with pytest.raises(ContractError, match="NewLSTMPolicy is written by hand"):
         policy.bind(WorldSpec((5,), ACTIONS[::-1]), learn=False)
     assert policy.binding.spec is spec
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_sizes_are_not_loaded_but_told(name):
+def test_normalizations_are_not_loaded(name):
     louder = tuple(Feature(f.name, 2 * f.normalization) for f in FEATURES)
     there = make(name, WorldSpec((12, 3), ACTIONS, louder))
     there.load_state_dict(make(name).state_dict())
     again = make(name)
     again.bind(there.binding.spec, learn=False)
-    assert think(there, tokens(HOME)).values.equal(think(again, tokens(HOME)).values)
+    assert run(there, tokens(HOME)).values.equal(run(again, tokens(HOME)).values)
 
 
-def test_weights_that_know_fewer_features_are_refused_before_anything_changes():
+def test_loading_weights_with_fewer_features_raises():
     few, many = make("fast"), make("fast", WorldSpec((12, 3), ACTIONS, WIDER.features))
-    with pytest.raises(ContractError, match="channels for 7 features, and is to know 6"):
+    with pytest.raises(ContractError, match="channels for 7 features; 6 are too few"):
         many.load_state_dict(few.state_dict())
     assert len(many.binding.features) == 7
     broken = few.state_dict() | {"binding._extra_state": torch.zeros(3, dtype=torch.uint8)}
@@ -287,53 +284,45 @@ def test_weights_that_know_fewer_features_are_refused_before_anything_changes():
         few.load_state_dict(broken)
 
 
-def test_every_way_to_read_a_box_is_widened_or_refused():
+def test_readers_of_the_box_are_widened_or_rejected():
     torch.manual_seed(0)
     policy = ComponentPolicy(HOME, parse_graph(SMALL)).double()
     policy.bind(HOME)
-    here = think(policy, tokens(HOME))
+    here = run(policy, tokens(HOME))
     wider = WorldSpec((12, 3), ACTIONS, WIDER.features)
     policy.bind(wider)
-    torch.testing.assert_close(think(policy, tokens(wider, OLD)).values, here.values, atol=1e-12, rtol=0)
+    torch.testing.assert_close(run(policy, tokens(wider, OLD)).values, here.values, atol=1e-12, rtol=0)
     closed = SMALL.replace("Linear, sources: [flat], out: 6", "Concat, sources: [flat, flat]")
     policy = ComponentPolicy(HOME, parse_graph(closed))
     policy.bind(HOME)
-    with pytest.raises(ContractError, match=r"seen \(Concat\) reads the box, and cannot be widened"):
+    with pytest.raises(ContractError, match=r"seen \(Concat\) reads the box and cannot be widened"):
         policy.bind(wider)
-    assert think(policy, tokens(HOME)).values.isfinite().all()
+    assert run(policy, tokens(HOME)).values.isfinite().all()
 
 
-def test_an_optimizer_made_before_features_were_added_goes_on():
+def test_optimizer_made_before_widening_still_works():
     policy = make("fast")
     optimizer = torch.optim.SGD(policy.parameters(), lr=0.1)
     policy.bind(WIDER)
     before = policy.encoder.conv1.weight.clone()
-    thoughts, _ = policy.unroll(tokens(WIDER), torch.zeros(3, dtype=torch.bool), policy.lstm.cell.initial(3))
-    thoughts.values.sum().backward()
+    output, _ = policy.unroll(tokens(WIDER), torch.zeros(3, dtype=torch.bool), policy.lstm.cell.initial(3))
+    output.values.sum().backward()
     optimizer.step()
     assert not policy.encoder.conv1.weight.equal(before)
 
 
-def test_copies_are_bound_as_the_original_is():
+def test_deepcopy_has_its_own_binding():
     policy = make("fast")
     policy.bind(WIDER)
-    twin = copy.deepcopy(policy)
-    twin.bind(WorldSpec((12, 3), ACTIONS, (*WIDER.features, Feature("newest", 1.0))))
-    assert len(twin.binding.features) == 8
+    copied = copy.deepcopy(policy)
+    copied.bind(WorldSpec((12, 3), ACTIONS, (*WIDER.features, Feature("newest", 1.0))))
+    assert len(copied.binding.features) == 8
     assert len(policy.binding.features) == 7
     assert policy.encoder.conv1.in_channels == 7
-    assert twin.encoder.conv1.in_channels == twin.encoder.conv1.weight.shape[1] == 8
+    assert copied.encoder.conv1.in_channels == copied.encoder.conv1.weight.shape[1] == 8
 
 
-def test_a_policy_written_by_hand_refuses_what_it_would_misread():
-    spec = WorldSpec((5,), ACTIONS)
-    policy = NewLSTMPolicy(spec)
-    policy.bind(spec)
-    with pytest.raises(ContractError, match="NewLSTMPolicy is written by hand"):
-        policy.bind(WorldSpec((5,), ACTIONS[::-1]), learn=False)
-
-
-def test_nobody_lives_in_a_world_they_are_not_bound_to():
+def test_collector_and_check_reject_another_interface():
     policy = make_policy("fast", make_world("recall", agents=2, cues=3), seed=0, hidden_size=8)
     with pytest.raises(ContractError, match="bound to a world with other observations or actions"):
         Collector(make_world("recall", agents=2, cues=4), policy, length=4, horizon=4, seed=0)
@@ -342,16 +331,16 @@ def test_nobody_lives_in_a_world_they_are_not_bound_to():
 
 
 @pytest.mark.parametrize("cues", [3, 5])
-def test_an_evaluation_binds_a_copy(cues):
+def test_evaluation_binds_a_copy(cues):
     policy = make_policy("fast", make_world("recall", agents=2), seed=0, hidden_size=8)
-    judged = evaluate(policy, make_world("recall", agents=4, cues=cues), episodes=8)
-    assert len(judged.returns) == 8
+    evaluation = evaluate(policy, make_world("recall", agents=4, cues=cues), episodes=8)
+    assert len(evaluation.returns) == 8
     assert len(policy.binding.actions) == 4
-    assert not policy.binding.translates
+    assert policy.binding._feature_index is policy.binding._action_index is None
 
 
 @pytest.mark.parametrize("policy", [Fast(HOME), ComponentPolicy(HOME, "fast"), make_small()])
-def test_experience_holds_all_that_judging_it_again_needs(policy):
+def test_experience_spec_keys(policy):
     with pytest.raises(ContractError, match="bound to no world yet"):
         policy.get_agent_experience_spec()
     spec = HOME if policy.hidden_size == 128 else WorldSpec((5,), ACTIONS)
@@ -363,16 +352,16 @@ def test_experience_holds_all_that_judging_it_again_needs(policy):
     assert set(step.keys()) == needed | {"actions", "act_log_prob", "values"}
 
 
-def test_experience_is_what_the_collector_stores():
+def test_experience_spec_matches_the_collector():
     world = make_world("recall", agents=3)
     policy = make_policy("fast", world, seed=0, hidden_size=8)
     steps = Collector(world, policy, length=4, horizon=4, seed=0).rollout(0).steps
-    told = policy.get_agent_experience_spec()
-    assert set(steps.keys()) == {*told.keys(), "last_values", "values_now", "ratio"}
-    assert {key: leaf.dtype for key, leaf in told.items()} == {key: steps[key].dtype for key in told.keys()}  # noqa: SIM118
+    spec = policy.get_agent_experience_spec()
+    assert set(steps.keys()) == {*spec.keys(), "last_values", "values_now", "ratio"}
+    assert {key: leaf.dtype for key, leaf in spec.items()} == {key: steps[key].dtype for key in spec.keys()}  # noqa: SIM118
 
 
-def test_words_that_mean_two_things_are_refused():
+def test_duplicate_names_and_ids_raise():
     with pytest.raises(ContractError, match="the action a more than once"):
         WorldSpec((5,), ("a", "a"))
     for size in (0.0, -1.0, float("inf"), float("nan")):
@@ -386,6 +375,6 @@ def test_words_that_mean_two_things_are_refused():
         WorldSpec((5, 3), ("a",), (Feature("x", 1.0, 255),))
 
 
-def test_examples_head_is_its_own():
+def test_example_has_one_logit_per_action():
     assert isinstance(make("example"), Example)
     assert make("example").actor.out_features == len(ACTIONS)

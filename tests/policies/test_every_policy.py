@@ -25,8 +25,8 @@ def test_every_policy_obeys_the_laws(name):
 
 @pytest.mark.parametrize("form", ["fast", "component:latent_attn_tiny"])
 @pytest.mark.parametrize("memory", [name for name in CELLS if name != "lstm"])
-def test_every_memory_obeys_the_laws_in_both_forms(form, memory):
+def test_every_cell_obeys_the_laws_in_both_forms(form, memory):
     world = make_world("recall", agents=8)
     laws = holdfast.check(make_policy(form, world, seed=0, memory=memory, hidden_size=24), world)
     require_all(laws)
-    assert (laws["carry"].worst.about == "n/a") == (memory == "none")
+    assert (laws["carry"].worst.path == "n/a") == (memory == "none")

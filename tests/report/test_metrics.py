@@ -6,24 +6,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import ContractError
-from holdfast.report import METRICS, MetricsFile
-from holdfast.report.metrics import WHERE, described
+from holdfast.monitor.replay_check import REPLAY_ALARM
+from holdfast.report.metrics import GRADIENT_ALARM, GROUPS, METRICS, MetricsFile, alarms, find_metric
 
 
 def lines_of(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_every_metric_says_what_it_means():
+def test_every_metric_has_a_meaning():
     assert all(metric.meaning for metric in METRICS.values())
 
 
-def test_every_name_lies_in_a_group_that_is_told():
-    assert {name.rpartition("/")[0] for name in METRICS} == WHERE.keys()
+def test_every_metric_is_in_a_documented_group():
+    assert {name.rpartition("/")[0] for name in METRICS} == GROUPS.keys()
     assert all(re.fullmatch(r"([a-z]+/)?[A-Za-z0-9_]+", name) for name in METRICS)
 
 
-def test_what_decides_a_number_is_said():
+def test_kind_of_every_metric():
     kinds = {name: metric.kind for name, metric in METRICS.items()}
     times = {name for name in METRICS if name.startswith("time/")} | {"seconds", "charts/SPS"}
     assert {name for name, kind in kinds.items() if kind == "time"} == times
@@ -32,12 +32,12 @@ def test_what_decides_a_number_is_said():
     assert len(machine) == 5
 
 
-def test_the_number_of_one_of_several_means_the_same():
-    assert described("gradients/norm@lstm") is METRICS["gradients/norm"]
-    assert described("charts/luck@lstm") is None
+def test_labelled_metric_has_the_same_description():
+    assert find_metric("gradients/norm@lstm") is METRICS["gradients/norm"]
+    assert find_metric("charts/luck@lstm") is None
 
 
-def test_a_line_is_on_disk_as_soon_as_it_is_written(tmp_path):
+def test_line_is_flushed_at_once(tmp_path):
     file = MetricsFile(tmp_path / "metrics.jsonl")
     file.write({"losses/entropy": 0.5})
     assert lines_of(tmp_path / "metrics.jsonl") == [{"losses/entropy": 0.5}]
@@ -46,23 +46,24 @@ def test_a_line_is_on_disk_as_soon_as_it_is_written(tmp_path):
     file.close()
 
 
-def test_what_the_machine_decides_lies_in_a_file_of_its_own(tmp_path):
+def test_machine_metrics_go_to_machine_jsonl(tmp_path):
     file = MetricsFile(tmp_path / "metrics.jsonl")
-    when = {"iteration": 3, "global_step": 300}
-    file.write(when | {"losses/entropy": 0.5})
+    progress = {"iteration": 3, "global_step": 300}
+    file.write(progress | {"losses/entropy": 0.5})
     assert not (tmp_path / "machine.jsonl").exists()
-    file.write(when | {"seconds": 1.5, "machine/process_bytes": 7, "machine/growth": 0.5})
+    file.write(progress | {"seconds": 1.5, "machine/process_bytes": 7, "machine/growth": 0.5})
     # On disk at once, like the other.
-    assert lines_of(tmp_path / "machine.jsonl") == [
-        when | {"machine/process_bytes": 7, "machine/growth": 0.5}
+    assert lines_of(tmp_path / "machine.jsonl") == [progress | {"machine/process_bytes": 7, "machine/growth": 0.5}]
+    assert lines_of(tmp_path / "metrics.jsonl") == [
+        progress | {"losses/entropy": 0.5},
+        progress | {"seconds": 1.5},
     ]
-    assert lines_of(tmp_path / "metrics.jsonl") == [when | {"losses/entropy": 0.5}, when | {"seconds": 1.5}]
     file.close()
 
 
-def test_a_number_nobody_described_is_refused_by_its_name(tmp_path):
+def test_unknown_metric_is_an_error(tmp_path):
     file = MetricsFile(tmp_path / "metrics.jsonl")
-    with pytest.raises(ContractError, match=r"\['charts/luck'\] are not in the metrics dictionary"):
+    with pytest.raises(ContractError, match=r"\['charts/luck'\] are not in METRICS"):
         file.write({"charts/luck": 7.0})
     file.close()
     assert (tmp_path / "metrics.jsonl").read_text() == ""
@@ -70,11 +71,9 @@ def test_a_number_nobody_described_is_refused_by_its_name(tmp_path):
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("name", ["losses/entropy", "gradients/norm@lstm", "machine/growth"])
-def test_what_is_no_finite_number_is_refused_by_its_name(tmp_path, name, number):
+def test_non_finite_metric_is_an_error(tmp_path, name, number):
     file = MetricsFile(tmp_path / "metrics.jsonl")
-    with pytest.raises(
-        ContractError, match=rf"^{name} is {number} at iteration 4; it must be a finite number"
-    ):
+    with pytest.raises(ContractError, match=rf"^{name} is {number} at iteration 4; it must be a finite number"):
         file.write({"iteration": 4, name: number})
     file.close()
     assert [path.read_text() for path in tmp_path.iterdir()] == [""]
@@ -86,11 +85,42 @@ def test_what_is_no_finite_number_is_refused_by_its_name(tmp_path, name, number)
         st.integers(-(2**60), 2**60) | st.floats(allow_nan=False, allow_infinity=False),
     )
 )
-def test_both_files_together_say_what_was_measured(tmp_path_factory, line):
+def test_both_files_together_have_every_metric(tmp_path_factory, line):
     path = tmp_path_factory.mktemp("run") / "metrics.jsonl"
     file = MetricsFile(path)
     file.write(line)
     file.close()
-    (told,) = lines_of(path)
+    (line_on_disk,) = lines_of(path)
     machine = path.with_name("machine.jsonl")
-    assert told | (lines_of(machine)[0] if machine.exists() else {}) == line
+    assert line_on_disk | (lines_of(machine)[0] if machine.exists() else {}) == line
+
+
+MEMORY = {
+    "memory/resets": 1204,
+    "memory/resets_due": 1204,
+    "memory/replay_error": 3.1e-7,
+    "memory/replay_value_error": 1e-7,
+}
+
+
+def test_healthy_run_raises_no_alarm():
+    assert list(alarms({})) == list(alarms(MEMORY | {"losses/grad_norm": 0.5})) == []
+    edge = {"memory/replay_error": REPLAY_ALARM, "losses/grad_norm": GRADIENT_ALARM}
+    assert list(alarms(edge)) == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kind", "told"),
+    [
+        ({"memory/replay_error": 2e-4}, "replay", "replay differs from the rollout by 2.0e-04"),
+        ({"memory/replay_value_error": 2e-4}, "replay", "replay differs from the rollout by 2.0e-04"),
+        ({"memory/resets": 1203}, "resets", "reset 1,203 times for 1,204 episode starts"),
+        ({"losses/grad_norm": 0.0}, "gradient", "exactly 0"),
+        ({"losses/grad_norm": 12345.0}, "gradient", "before clipping is 12,345; below 1,000 is healthy"),
+    ],
+)
+def test_alarms_name_the_value_and_what_to_do(wrong, kind, told):
+    ((of, text),) = alarms(MEMORY | wrong)
+    assert of == kind
+    assert told in text
+    assert "`holdfast check`" in text or "Look for" in text or "lower trainer." in text

@@ -1,4 +1,4 @@
-"""Each tracker is the real package, offline, and what it wrote is read back."""
+"""Each tracker is the real package, offline; its files are read back. A tracker of another package; its process."""
 
 import json
 import os
@@ -6,6 +6,7 @@ import signal
 import socket
 import sqlite3
 import struct
+import subprocess
 import sys
 import threading
 import time
@@ -13,15 +14,17 @@ from pathlib import Path
 
 import pytest
 
+from holdfast import train
 from holdfast.errors import ConfigError
-from holdfast.report import open_trackers, require_trackers, trackers
+from holdfast.report import trackers
+from holdfast.report.trackers import PROGRAM, open_trackers, require_trackers
 
 LINES = [
     {"global_step": 256, "losses/entropy": 0.5, "charts/scheduled@trainer.ppo.ent_coef": 0.25},
     {"global_step": 512, "losses/entropy": 0.125, "charts/episodes": 7},
     {"global_step": 512, "eval/return_mean": 1.0},
 ]
-WRITTEN = {
+EXPECTED = {
     "global_step": [(256, 256), (512, 512), (512, 512)],
     "losses/entropy": [(256, 0.5), (512, 0.125)],
     "charts/scheduled/trainer.ppo.ent_coef": [(256, 0.25)],
@@ -31,10 +34,10 @@ WRITTEN = {
 CONFIG = {"seed": 3, "trainer": {"batch_size": 256}}
 
 
-def mirrored(folder, lines=LINES, **which):
-    with open_trackers(folder, "mine", CONFIG, **which) as opened:
+def track(folder, lines=LINES, **modes):
+    with open_trackers(folder, "my_run", CONFIG, **modes) as open_tracker:
         for line in lines:
-            opened.write(line)
+            open_tracker.write(line)
 
 
 def in_tensorboard(folder):
@@ -43,72 +46,78 @@ def in_tensorboard(folder):
     events = EventAccumulator(str(folder / "tensorboard"))
     events.Reload()
     tags = events.Tags()["scalars"]
-    return {tag: [(each.step, each.value) for each in events.Scalars(tag)] for tag in tags}
+    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in tags}
 
 
 def in_trackio(folder):
     (file,) = (folder / "trackio").glob("*.db")
-    found = {}
+    logged = {}
     for run, step, metrics in sqlite3.connect(file).execute("select run_name, step, metrics from metrics"):
-        assert run == "mine"
-        for name, number in json.loads(metrics).items():
-            found.setdefault(name, []).append((step, number))
-    return found
+        assert run == "my_run"
+        for name, value in json.loads(metrics).items():
+            logged.setdefault(name, []).append((step, value))
+    return logged
 
 
 def records_of(text):
-    """Take the records out of W&B's log: blocks of 32 KiB; checksum, length and kind before each."""
-    place, whole = 7, b""
-    while place + 7 <= len(text):
-        room = 32768 - place % 32768
-        if room < 7:
-            place += room
+    """Yield the records of a W&B log: blocks of 32 KiB; checksum, length and type before each record."""
+    offset, record_bytes = 7, b""
+    while offset + 7 <= len(text):
+        block_left = 32768 - offset % 32768
+        if block_left < 7:
+            offset += block_left
             continue
-        _, length, kind = struct.unpack("<IHB", text[place : place + 7])
-        whole += text[place + 7 : place + 7 + length]
-        place += 7 + length
+        _, length, kind = struct.unpack("<IHB", text[offset : offset + 7])
+        record_bytes += text[offset + 7 : offset + 7 + length]
+        offset += 7 + length
         if kind in (1, 4):
-            yield whole
-            whole = b""
+            yield record_bytes
+            record_bytes = b""
 
 
 def in_wandb(folder):
     from wandb.proto.wandb_internal_pb2 import Record
 
     (file,) = (folder / "wandb").glob("offline-run-*/*.wandb")
-    found, config = {}, {}
+    logged, config = {}, {}
     for text in records_of(file.read_bytes()):
         record = Record.FromString(text)
-        config |= {each.key: json.loads(each.value_json) for each in record.run.config.update}
+        config |= {entry.key: json.loads(entry.value_json) for entry in record.run.config.update}
         items = {"/".join(i.nested_key) or i.key: json.loads(i.value_json) for i in record.history.item}
-        for name, number in items.items():
+        for name, value in items.items():
             if not name.startswith("_"):
-                found.setdefault(name, []).append((items["_step"], number))
+                logged.setdefault(name, []).append((items["_step"], value))
     assert {key: config[key] for key in CONFIG} == CONFIG
-    return found
+    return logged
 
 
-def test_tensorboard_has_every_number_at_its_step(tmp_path):
-    mirrored(tmp_path, tensorboard="on")
-    assert in_tensorboard(tmp_path) == WRITTEN
+def test_tensorboard_logs_every_metric_at_its_step(tmp_path):
+    track(tmp_path, tensorboard="on")
+    assert in_tensorboard(tmp_path) == EXPECTED
 
 
-def test_trackio_has_every_number_at_its_step_in_the_runs_folder(tmp_path, monkeypatch):
+def test_trackio_logs_every_metric_in_the_run_directory(tmp_path, monkeypatch):
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "elsewhere"))
-    mirrored(tmp_path, trackio="on")
-    assert in_trackio(tmp_path) == WRITTEN
+    track(tmp_path, trackio="on")
+    assert in_trackio(tmp_path) == EXPECTED
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_wandb_offline_has_every_number_at_its_step_and_the_config(tmp_path):
-    mirrored(tmp_path, wandb="offline")
-    # W&B keeps one row a step: what comes twice is there once.
-    assert in_wandb(tmp_path) == WRITTEN | {"global_step": [(256, 256), (512, 512)]}
+def test_wandb_offline_logs_every_metric_and_the_config(tmp_path):
+    track(tmp_path, wandb="offline")
+    # W&B has one row per step: metrics logged twice appear once.
+    assert in_wandb(tmp_path) == EXPECTED | {"global_step": [(256, 256), (512, 512)]}
 
 
-def test_all_three_at_once_leave_nothing_behind_but_files(tmp_path, capfd):
+def test_resumed_run_continues_the_same_wandb_run(tmp_path):
+    (tmp_path / "wandb.id").write_text("0123456789ab")
+    track(tmp_path, wandb="offline")
+    assert len(list((tmp_path / "wandb").glob("offline-run-*-0123456789ab"))) == 1
+
+
+def test_all_trackers_leave_no_threads_processes_or_output(tmp_path, capfd):
     threads, children = threading.active_count(), children_of(os.getpid())
-    mirrored(tmp_path, tensorboard="on", trackio="on", wandb="offline")
+    track(tmp_path, tensorboard="on", trackio="on", wandb="offline")
     assert in_tensorboard(tmp_path).keys() == in_trackio(tmp_path).keys() == in_wandb(tmp_path).keys()
     assert threading.active_count() == threads
     assert children_of(os.getpid()) == children
@@ -120,145 +129,138 @@ def children_of(pid):
 
 
 @pytest.fixture
-def doorway(monkeypatch):
-    """A door through which everything would go that goes out; it knows whether anybody knocked."""
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        door.settimeout(0.2)
-        address = f"http://127.0.0.1:{door.getsockname()[1]}"
+def proxy(monkeypatch):
+    """A proxy for all outgoing connections that records whether there was one."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.2)
+        address = f"http://127.0.0.1:{server.getsockname()[1]}"
         for name in ("http_proxy", "https_proxy", "all_proxy"):
             monkeypatch.setenv(name, address)
             monkeypatch.setenv(name.upper(), address)
         for name in ("no_proxy", "NO_PROXY"):
             monkeypatch.delenv(name, raising=False)
-        yield door
+        yield server
 
 
-def knocked(door):
+def was_contacted(server):
     try:
-        door.accept()[0].close()
+        server.accept()[0].close()
     except TimeoutError:
         return False
     return True
 
 
-def test_nothing_goes_out_whatever_the_environment_says(tmp_path, monkeypatch, doorway):
+def test_no_network_connection_whatever_the_environment(tmp_path, monkeypatch, proxy):
     for name in ("TRACKIO_SPACE_ID", "TRACKIO_DATASET_ID", "HF_TOKEN", "WANDB_API_KEY"):
-        monkeypatch.setenv(name, "somebody/else")
+        monkeypatch.setenv(name, "another/account")
     monkeypatch.setenv("TRACKIO_SERVER_URL", "http://example.invalid?write_token=x")
     monkeypatch.setenv("TRACKIO_WEBHOOK_URL", "http://example.invalid")
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     monkeypatch.setenv("WANDB_MODE", "online")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path / "elsewhere"))
-    mirrored(tmp_path, tensorboard="on", trackio="on", wandb="offline")
-    assert not knocked(doorway)
-    assert in_trackio(tmp_path) == in_tensorboard(tmp_path) == WRITTEN
-    assert in_wandb(tmp_path).keys() == WRITTEN.keys()
+    track(tmp_path, tensorboard="on", trackio="on", wandb="offline")
+    assert not was_contacted(proxy)
+    assert in_trackio(tmp_path) == in_tensorboard(tmp_path) == EXPECTED
+    assert in_wandb(tmp_path).keys() == EXPECTED.keys()
 
 
-def test_wandb_online_without_a_key_asks_nothing_and_is_refused_in_one_line(tmp_path, monkeypatch, doorway):
+def test_wandb_online_without_a_key_is_a_one_line_error(tmp_path, monkeypatch, proxy):
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    with pytest.raises(
-        ConfigError, match=r"^wandb does not open: .* Type wandb=off to go without it\.$"
-    ) as told:
-        open_trackers(tmp_path, "mine", {}, wandb="online")
-    assert "\n" not in str(told.value)
-    assert "key" in str(told.value)
+    with pytest.raises(ConfigError, match=r"^wandb failed to open: .* Type wandb=off to train without it\.$") as caught:
+        open_trackers(tmp_path, "my_run", {}, wandb="online")
+    assert "\n" not in str(caught.value)
+    assert "key" in str(caught.value)
 
 
-def test_two_runs_of_one_process_have_a_folder_each(tmp_path):
+def test_two_runs_of_one_process_have_separate_folders(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-        mirrored(tmp_path / name, trackio="on")
-        assert in_trackio(tmp_path / name) == WRITTEN
+        track(tmp_path / name, trackio="on")
+        assert in_trackio(tmp_path / name) == EXPECTED
 
 
-def test_nothing_is_opened_where_nothing_is_asked_for(tmp_path, monkeypatch):
-    monkeypatch.setattr(trackers, "Mirror", None)
-    mirrored(tmp_path)
+def test_trackers_off_open_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(trackers, "TrackerProcess", None)
+    track(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("tracker", "mode"), [("wandb", "offline"), ("tensorboard", "on"), ("trackio", "on")]
-)
-def test_a_missing_package_is_one_line_that_names_the_extra(tmp_path, monkeypatch, tracker, mode):
+@pytest.mark.parametrize(("tracker", "mode"), [("wandb", "offline"), ("tensorboard", "on"), ("trackio", "on")])
+def test_missing_package_names_the_extra(tmp_path, monkeypatch, tracker, mode):
     monkeypatch.setitem(sys.modules, tracker, None)
     extra = "wandb" if tracker == "wandb" else "track"
     monkeypatch.setattr(trackers, "find_spec", lambda name: None)
-    with pytest.raises(
-        ConfigError, match=rf"^{tracker}={mode} needs .* pip install 'holdfast\[{extra}\]'\.$"
-    ):
-        open_trackers(tmp_path, "mine", {}, **{tracker: mode})
+    with pytest.raises(ConfigError, match=rf"^{tracker}={mode} needs .* pip install 'holdfast\[{extra}\]'\.$"):
+        open_trackers(tmp_path, "my_run", {}, **{tracker: mode})
 
 
-def test_a_folder_of_a_packages_name_is_no_package(tmp_path, monkeypatch):
+def test_folder_named_like_a_package_does_not_count(tmp_path, monkeypatch):
     (tmp_path / "wandb").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     monkeypatch.delitem(sys.modules, "wandb", raising=False)
-    with pytest.raises(ConfigError, match="not installed"):
+    with pytest.raises(ConfigError, match="which is missing"):
         require_trackers(wandb="online")
-    require_trackers(wandb="off")
 
 
-def test_a_tracker_that_does_not_open_is_one_line_before_anything_trains(tmp_path):
+def test_tracker_that_fails_to_open_is_a_one_line_error(tmp_path):
     (tmp_path / "tensorboard").write_text("a file where a folder must be")
     children = children_of(os.getpid())
-    with pytest.raises(ConfigError, match=r"^tensorboard does not open: .*Type tensorboard=off") as told:
-        open_trackers(tmp_path, "mine", {}, tensorboard="on", trackio="on")
-    assert "\n" not in str(told.value)
+    with pytest.raises(ConfigError, match=r"^tensorboard failed to open: .*Type tensorboard=off") as caught:
+        open_trackers(tmp_path, "my_run", {}, tensorboard="on", trackio="on")
+    assert "\n" not in str(caught.value)
     assert children_of(os.getpid()) == children
 
 
-def test_a_tracker_whose_script_is_broken_is_one_line_too(tmp_path, monkeypatch):
-    (tmp_path / "mirror.py").write_text("import sys\nsys.exit(3)\n")
-    monkeypatch.setattr(trackers, "SCRIPT", tmp_path / "mirror.py")
-    with pytest.raises(ConfigError, match="tensorboard does not open: its process ended too early"):
-        open_trackers(tmp_path, "mine", {}, tensorboard="on")
+def test_tracker_process_that_exits_is_a_one_line_error(tmp_path, monkeypatch):
+    (tmp_path / "tracker.py").write_text("import sys\nsys.exit(3)\n")
+    monkeypatch.setattr(trackers, "PROGRAM", [str(tmp_path / "tracker.py")])
+    with pytest.raises(ConfigError, match="tensorboard failed to open: its process exited unexpectedly"):
+        open_trackers(tmp_path, "my_run", {}, tensorboard="on")
 
 
-def test_one_that_gives_no_answer_is_not_waited_for_forever(tmp_path, monkeypatch):
-    (tmp_path / "mirror.py").write_text("import time\ntime.sleep(60)\n")
-    monkeypatch.setattr(trackers, "SCRIPT", tmp_path / "mirror.py")
+def test_tracker_that_does_not_answer_times_out(tmp_path, monkeypatch):
+    (tmp_path / "tracker.py").write_text("import time\ntime.sleep(60)\n")
+    monkeypatch.setattr(trackers, "PROGRAM", [str(tmp_path / "tracker.py")])
     monkeypatch.setattr(trackers, "OPENING_S", 0.1)
-    with pytest.raises(ConfigError, match="it gives no answer"):
-        open_trackers(tmp_path, "mine", {}, tensorboard="on")
+    with pytest.raises(ConfigError, match="no answer after 0 s"):
+        open_trackers(tmp_path, "my_run", {}, tensorboard="on")
 
 
-def write_until_told(opened, said):
+def write_until_message(open_tracker, messages):
     for step in range(200):
-        opened.write({"global_step": step, "losses/entropy": 0.5})
-        if said:
+        open_tracker.write({"global_step": step, "losses/entropy": 0.5})
+        if messages:
             return
         time.sleep(0.05)
 
 
-def test_a_tracker_that_dies_is_told_once_and_the_others_go_on(tmp_path):
-    said = []
-    with open_trackers(tmp_path, "mine", {}, tensorboard="on", trackio="on", say=said.append) as opened:
-        (victim,) = [mirror for mirror in opened._mirrors if mirror.name == "trackio"]
-        os.killpg(victim._process.pid, signal.SIGKILL)
-        write_until_told(opened, said)
-        opened.write({"global_step": 1000, "losses/entropy": 0.25})
-    assert said == [
-        "trackio stopped: its process ended too early. The run goes on; metrics.jsonl has every number."
+def test_crashed_tracker_is_logged_once_and_others_continue(tmp_path):
+    messages = []
+    with open_trackers(tmp_path, "my_run", {}, tensorboard="on", trackio="on", log=messages.append) as open_tracker:
+        (killed,) = [process for process in open_tracker._processes if process.name == "trackio"]
+        os.killpg(killed._process.pid, signal.SIGKILL)
+        write_until_message(open_tracker, messages)
+        open_tracker.write({"global_step": 1000, "losses/entropy": 0.25})
+    assert messages == [
+        "trackio stopped: its process exited unexpectedly. Training continues; metrics.jsonl has every metric."
     ]
     assert in_tensorboard(tmp_path)["losses/entropy"][-1] == (1000, 0.25)
 
 
-def test_what_trackio_only_warns_of_is_told(tmp_path):
-    said = []
-    with open_trackers(tmp_path, "mine", {}, trackio="on", say=said.append) as opened:
-        opened.write(LINES[0])
+def test_trackio_warnings_are_logged(tmp_path):
+    messages = []
+    with open_trackers(tmp_path, "my_run", {}, trackio="on", log=messages.append) as open_tracker:
+        open_tracker.write(LINES[0])
         time.sleep(2)
         (file,) = (tmp_path / "trackio").glob("*.db")
-        for each in (tmp_path / "trackio").iterdir():
-            each.unlink()
+        for path in (tmp_path / "trackio").iterdir():
+            path.unlink()
         file.mkdir()
-        write_until_told(opened, said)
-    assert len(said) == 1
-    assert said[0].startswith("trackio stopped: trackio failed to flush metric logs")
+        write_until_message(open_tracker, messages)
+    assert len(messages) == 1
+    assert messages[0].startswith("trackio stopped: trackio failed to flush metric logs")
 
 
 SLOW = """import sys, time
@@ -269,44 +271,134 @@ for line in sys.stdin:
 """
 
 
-def test_training_does_not_wait_for_a_slow_tracker_and_nothing_is_lost(tmp_path, monkeypatch):
-    (tmp_path / "mirror.py").write_text(
+def test_slow_tracker_does_not_block_training_or_lose_metrics(tmp_path, monkeypatch):
+    (tmp_path / "tracker.py").write_text(
         "import sys, time\nprint(flush=True)\nsys.stdin.readline()\ntime.sleep(1)\n"
         f"open({str(tmp_path / 'lines')!r}, 'w').write(sys.stdin.read())\n"
     )
-    monkeypatch.setattr(trackers, "SCRIPT", tmp_path / "mirror.py")
-    with open_trackers(tmp_path, "mine", {}, tensorboard="on") as opened:
+    monkeypatch.setattr(trackers, "PROGRAM", [str(tmp_path / "tracker.py")])
+    with open_trackers(tmp_path, "my_run", {}, tensorboard="on") as open_tracker:
         for step in range(1000):
-            opened.write({"global_step": step} | {f"weights/norm@{layer}": 0.5 for layer in range(20)})
-        assert opened._mirrors[0]._waiting
+            open_tracker.write({"global_step": step} | {f"weights/norm@{layer}": 0.5 for layer in range(20)})
+        assert open_tracker._processes[0]._queue
     lines = [json.loads(line) for line in (tmp_path / "lines").read_text().splitlines()]
     assert [step for step, _ in lines] == list(range(1000))
 
 
-def test_one_that_is_too_far_behind_is_given_up(tmp_path, monkeypatch):
-    (tmp_path / "mirror.py").write_text(SLOW.format(pause=60))
-    monkeypatch.setattr(trackers, "SCRIPT", tmp_path / "mirror.py")
+def test_tracker_with_a_full_queue_is_dropped(tmp_path, monkeypatch):
+    (tmp_path / "tracker.py").write_text(SLOW.format(pause=60))
+    monkeypatch.setattr(trackers, "PROGRAM", [str(tmp_path / "tracker.py")])
     monkeypatch.setattr(trackers, "BACKLOG", 100_000)
-    said = []
-    with open_trackers(tmp_path, "mine", {}, tensorboard="on", say=said.append) as opened:
+    messages = []
+    with open_trackers(tmp_path, "my_run", {}, tensorboard="on", log=messages.append) as open_tracker:
         for step in range(10_000):
-            opened.write({"global_step": step, "losses/entropy": 0.5})
-    assert said == [
-        "tensorboard stopped: it is 0 MiB behind. The run goes on; metrics.jsonl has every number."
-    ]
+            open_tracker.write({"global_step": step, "losses/entropy": 0.5})
+    assert messages == ["tensorboard stopped: it is 0 MiB behind. Training continues; metrics.jsonl has every metric."]
 
 
-def test_one_that_does_not_end_is_ended(tmp_path, monkeypatch):
-    (tmp_path / "mirror.py").write_text(SLOW.format(pause=60))
-    monkeypatch.setattr(trackers, "SCRIPT", tmp_path / "mirror.py")
+def test_tracker_that_does_not_close_is_killed(tmp_path, monkeypatch):
+    (tmp_path / "tracker.py").write_text(SLOW.format(pause=60))
+    monkeypatch.setattr(trackers, "PROGRAM", [str(tmp_path / "tracker.py")])
     monkeypatch.setattr(trackers, "CLOSING_S", 0.1)
-    said = []
-    with open_trackers(tmp_path, "mine", {}, tensorboard="on", say=said.append) as opened:
-        opened.write(LINES[0])
-    assert said[0].startswith("tensorboard stopped: it had not written everything after 0 s.")
-    assert len(said) == 1
+    messages = []
+    with open_trackers(tmp_path, "my_run", {}, tensorboard="on", log=messages.append) as open_tracker:
+        open_tracker.write(LINES[0])
+    assert messages[0].startswith("tensorboard stopped: it had not written everything after 0 s.")
+    assert len(messages) == 1
 
 
-def test_ctrl_c_is_not_for_the_trackers(tmp_path):
-    with open_trackers(tmp_path, "mine", {}, tensorboard="on") as opened:
-        assert os.getpgid(opened._mirrors[0]._process.pid) != os.getpgid(0)
+def test_trackers_do_not_receive_ctrl_c(tmp_path):
+    with open_trackers(tmp_path, "my_run", {}, tensorboard="on") as open_tracker:
+        assert os.getpgid(open_tracker._processes[0]._process.pid) != os.getpgid(0)
+
+
+OWN = """
+import sys
+from holdfast.report.trackers import Tracker
+
+class TextFile(Tracker):
+    def __init__(self, settings):
+        self.file = open(f"{settings.folder}/own.txt", "w")
+        print(sorted({"torch", "numpy"} & {*sys.modules}), settings.mode, settings.run, file=self.file)
+
+    def write(self, step, metrics):
+        if step == 3:
+            raise ValueError("no\\nspace")
+        print(step, metrics, file=self.file)
+
+    def close(self):
+        print("closed", file=self.file)
+
+class Other:
+    pass
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """The path of a module with a tracker, as another package would have it."""
+    (tmp_path / "own_tracker.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    return "own_tracker:TextFile"
+
+
+def install(folder):
+    """Write the metadata that makes `own_tracker` an installed package with an entry point."""
+    info = folder / "own_tracker-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: own_tracker\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[holdfast.trackers]\ntext_file = own_tracker:TextFile\n")
+
+
+def test_tracker_from_an_entry_point_is_imported_by_its_process_only(tmp_path, own):
+    install(tmp_path)
+    track(tmp_path, [{"global_step": 256, "losses/entropy": 0.5}], tracker="text_file")
+    assert (tmp_path / "own.txt").read_text().splitlines() == [
+        "[] on my_run",
+        "256 {'global_step': 256, 'losses/entropy': 0.5}",
+        "closed",
+    ]
+    assert "own_tracker" not in sys.modules
+    assert "text_file" in trackers.TRACKERS
+
+
+def test_tracker_by_path_in_a_run(tmp_path, own):
+    keys = {"world.agents": 4, "trainer.bptt_horizon": 8, "trainer.batch_size": 64, "trainer.minibatch_size": 32}
+    keys |= {"trainer.total_timesteps": 128, "trainer.eval_episodes": 4, "runs_dir": str(tmp_path / "runs")}
+    folder = train("recall", keys | {"run": "x", "tracker": own}).folder
+    _, *steps, last = (folder / "own.txt").read_text().splitlines()
+    assert [line.split()[0] for line in steps] == ["64", "128", "128"]
+    assert last == "closed"
+    install(tmp_path)
+    with pytest.raises(ConfigError, match="There is no tracker 'text_fiel'; did you mean"):
+        train("recall", keys | {"run": "y", "tracker": "text_fiel"})
+    with pytest.raises(ConfigError, match=r"not a subclass of holdfast\.report\.trackers\.Tracker.*Type tracker=off"):
+        train("recall", keys | {"run": "y", "tracker": "own_tracker:Other"})
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["x"]
+
+
+def run_process(folder, *steps, tracker="own_tracker:TextFile"):
+    settings = {"tracker": tracker, "folder": str(folder), "run": "x", "config": {}}
+    text = "".join(json.dumps(line) + "\n" for line in (settings, *([step, {"loss": 0.5}] for step in steps)))
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.run([sys.executable, *PROGRAM], input=text, capture_output=True, text=True, env=env)
+
+
+def test_process_writes_metrics_and_closes_the_tracker(tmp_path, own):
+    process = run_process(tmp_path, 1, 2)
+    assert (process.returncode, process.stdout, process.stderr) == (0, "\n", "")
+    assert (tmp_path / "own.txt").read_text().splitlines()[1:] == ["1 {'loss': 0.5}", "2 {'loss': 0.5}", "closed"]
+
+
+def test_error_of_the_package_is_one_line(tmp_path, own):
+    process = run_process(tmp_path, 1, 3, 4)
+    assert (process.returncode, process.stdout) == (1, "\nValueError: no space\n")
+    assert (tmp_path / "own.txt").read_text().splitlines()[1:] == ["1 {'loss': 0.5}"]
+
+
+def test_tracker_that_does_not_open_has_no_empty_first_line(tmp_path):
+    process = run_process(tmp_path, tracker="missing")
+    assert process.returncode == 1
+    assert process.stdout.startswith(
+        "ConfigError: There is no tracker 'missing'; there is tensorboard, trackio, wandb."
+    )

@@ -3,15 +3,16 @@
 import pytest
 import torch
 
-from holdfast.config import change
+from helpers.scripted_world import Scripted, make_reader
+from holdfast.config.run import override
 from holdfast.errors import ConfigError, ContractError
-from holdfast.experience import Collector
-from holdfast.policies.clock import clears, slice_start
+from holdfast.memory.episode_resets import reset_mask
+from holdfast.policies.lstm_wrapper import slice_start
 from holdfast.recipes import find_recipe
-from scripted import Scripted, make_reader
-from traps import of_memory
-from traps.catalogue_of_traps import TRAPS
-from traps.page import size_on_the_page
+from holdfast.rollout import Collector
+from traps import memory_traps
+from traps.trap_catalogue import TRAPS
+from traps.trap_page import size_on_the_page
 
 
 def only_the_trap_fails(number):
@@ -30,14 +31,14 @@ def test_trap_01_memory_wiped_at_the_rollouts_start():
 
 def test_trap_02_zero_start_in_training():
     only_the_trap_fails(2)
-    with of_memory.zero_start_in_training(), pytest.raises(ContractError, match=r"broken \(replay\)"):
-        of_memory.short_run(**{"trainer.check": "every:1"})
+    with memory_traps.zero_start_in_training(), pytest.raises(ContractError, match=r"broken \(replay\)"):
+        memory_traps.short_run(**{"trainer.check": "every:1"})
 
 
 def test_trap_03_no_resets_in_training():
     only_the_trap_fails(3)
-    with of_memory.no_resets_in_training(), pytest.raises(ContractError, match=r"broken \(replay\)"):
-        of_memory.short_run(**{"trainer.check": "every:1"})
+    with memory_traps.no_resets_in_training(), pytest.raises(ContractError, match=r"broken \(replay\)"):
+        memory_traps.short_run(**{"trainer.check": "every:1"})
 
 
 def test_trap_04_terminal_observation_leak():
@@ -56,8 +57,8 @@ def test_trap_07_one_slot_per_slice():
     only_the_trap_fails(7)
     policy = make_reader()
     Collector(Scripted(4, 9), policy, length=4, horizon=4, seed=0)
-    with pytest.raises(ContractError, match=r"no slice of 2 agents at agent 2; open slices: 4 agents at 0"):
-        policy(of_memory.seen_at(0, start=2, length=2))
+    with pytest.raises(ContractError, match=r"no slice of 2 agents at agent 2; slices: 4 agents at 0"):
+        policy(memory_traps.seen_at(0, start=2, length=2))
 
 
 def test_trap_08_no_check_of_batch_or_device():
@@ -72,7 +73,7 @@ def test_trap_10_rows_overwritten():
     only_the_trap_fails(10)
     sizes = {"world.agents": 8064, "trainer.batch_size": 524_288, "trainer.bptt_horizon": 64}
     with pytest.raises(ConfigError, match=r"batch_size=524288 is not a multiple of .*; try .*=516096"):
-        change(find_recipe("recall"), sizes | {"trainer.minibatch_size": 64 * 64})
+        override(find_recipe("recall"), sizes | {"trainer.minibatch_size": 64 * 64})
 
 
 def test_trap_11_update_on_a_copy():
@@ -101,16 +102,16 @@ def test_trap_16_evaluation_without_no_grad():
 
 def test_trap_17_silent_default_key():
     only_the_trap_fails(17)
-    with pytest.raises(ContractError, match="nobody knows whose memories these are"):
-        slice_start(of_memory.seen_at(0).exclude("training_env_id_start"))
+    with pytest.raises(ContractError, match="the agents whose memory to use are unknown"):
+        slice_start(memory_traps.seen_at(0).exclude("training_env_id_start"))
 
 
 def test_trap_18_both_flags_required_for_a_reset():
     only_the_trap_fails(18)
-    batch = of_memory.seen_at(0).exclude("first")
+    batch = memory_traps.seen_at(0).exclude("first")
     with pytest.raises(ContractError, match="none of first, dones, truncateds"):
-        clears(batch, "episode")
+        reset_mask(batch, "episode")
     one, other = torch.arange(4) == 2, torch.arange(4) == 3
     for told in ({"dones": one}, {"truncateds": one}, {"dones": one, "truncateds": other}):
-        batch = of_memory.seen_at(0, **told).exclude("first")
-        assert torch.equal(clears(batch, "episode"), one | other if len(told) == 2 else one)
+        batch = memory_traps.seen_at(0, **told).exclude("first")
+        assert torch.equal(reset_mask(batch, "episode"), one | other if len(told) == 2 else one)

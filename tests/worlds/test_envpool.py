@@ -1,7 +1,6 @@
-"""envpool's environments: told as the contract says, and every life the same at once and in turns."""
+"""EnvpoolWorld: flags of the contract, and equal steps in sync and async mode."""
 
 import sys
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,16 +9,17 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast import rng
 from holdfast.check import check_world
+from holdfast.config.worlds import EnvpoolConfig
 from holdfast.errors import ConfigError, ContractError
-from holdfast.experience.turns import live_in_turns
-from holdfast.unseen import at_once
-from holdfast.which_world import EnvpoolKnobs
-from holdfast.worlds import draws, make_world
-from holdfast.worlds.envpool import pool
-from holdfast.worlds.going_on import go_on, state_of
-from holdfast.worlds.turns import CountsFrom, TakesTurns
-from holdfast.worlds.watched import Watched, watched
+from holdfast.evaluation.held_out import force_sync
+from holdfast.rollout.collector import async_turns
+from holdfast.worlds import closing_world, make_world
+from holdfast.worlds import envpool as adapter
+from holdfast.worlds.checked_world import CheckedWorld, checked
+from holdfast.worlds.save_restore import resume_world, save_world
+from holdfast.worlds.step import AsyncWorld, Shardable
 
 envpool = pytest.importorskip("envpool")
 # Installed where slow tests run: it is big.
@@ -41,8 +41,8 @@ def drawn(steps, agents, seed=0):
     return torch.randint(2, (steps, agents), generator=torch.Generator().manual_seed(seed))
 
 
-def test_the_row_of_an_end_is_dead_and_the_next_one_opens_an_episode():
-    world = watched(poles(3))
+def test_row_of_an_end_is_invalid_and_the_next_is_first():
+    world = checked(poles(3))
     steps = [world.reset()] + [world.step(actions) for actions in drawn(40, 3)]
     assert steps[0].first.all()
     assert steps[0].valid.all()
@@ -57,79 +57,82 @@ def test_the_row_of_an_end_is_dead_and_the_next_one_opens_an_episode():
     world.world.close()
 
 
-def test_a_life_is_that_of_an_environment_made_with_its_seed_alone():
+def test_steps_equal_those_of_an_env_made_with_the_seed():
     world, actions = poles(3, seed=5), drawn(30, 3)
-    seeds = draws.below(1 << 31, 5, draws.STREAM_WORLD, torch.arange(3), 0).tolist()
-    alone = envpool.make_gymnasium("CartPole-v1", num_envs=1, seed=[seeds[1]], **SHORT)
+    seeds = rng.randint(1 << 31, 5, rng.STREAM_WORLD, torch.arange(3), 0).tolist()
+    env = envpool.make_gymnasium("CartPole-v1", num_envs=1, seed=[seeds[1]], **SHORT)
     with pytest.warns(UserWarning, match="precision lowered"):
-        seen, _ = alone.reset()
-    assert np.array_equal(world.reset().obs[1:2].numpy(), seen)
-    for taken in actions:
-        step, (seen, reward, *ends, _) = world.step(taken), alone.step(taken[1:2].numpy())
-        told = step.obs[1:2].numpy(), *(getattr(step, name)[1:2] for name in FIELDS[1:4])
-        assert all(np.array_equal(a, b) for a, b in zip(told, (seen, reward, *ends), strict=True))
+        obs, _ = env.reset()
+    assert np.array_equal(world.reset().obs[1:2].numpy(), obs)
+    for row in actions:
+        step, (obs, reward, *ends, _) = world.step(row), env.step(row[1:2].numpy())
+        outputs = step.obs[1:2].numpy(), *(getattr(step, name)[1:2] for name in FIELDS[1:4])
+        assert all(np.array_equal(a, b) for a, b in zip(outputs, (obs, reward, *ends), strict=True))
 
 
-def test_nobody_feels_how_many_others_there_are_and_a_reset_is_the_first_again():
+def test_steps_do_not_depend_on_the_number_of_agents_and_reset_repeats():
     few, many, actions = poles(2, seed=3), poles(5, seed=3), drawn(30, 5)
     first = many.reset()
     assert same(first, few.reset(), slice(2))
-    for taken in actions:
-        assert same(many.step(taken), few.step(taken[:2]), slice(2))
+    for row in actions:
+        assert same(many.step(row), few.step(row[:2]), slice(2))
     assert same(many.reset(), first)
     assert not torch.equal(poles(5, seed=4).reset().obs, first.obs)
 
 
 def by_agent(world, length, actions):
-    """Live in turns; return what every agent was told, one after the other."""
-    told, pending, sizes = [[] for _ in range(world.agents)], world.reset(), []
+    """Step asynchronously; return the steps of every agent, in order."""
+    steps, pending, sizes = [[] for _ in range(world.agents)], world.reset(), []
 
-    def hear():
-        turn = world.turn()
-        for place, row in enumerate(turn.rows.tolist()):
-            told[row].append([getattr(turn.step, name)[place] for name in FIELDS])
-        return turn
+    def recv():
+        partial = world.recv()
+        for index, row in enumerate(partial.rows.tolist()):
+            steps[row].append([getattr(partial.step, name)[index] for name in FIELDS])
+        return partial
 
-    for rollout in range(2):
+    def rollout(start, next_step):
+        turns = async_turns(world.groups, next_step, length, recv)
+        while True:
+            try:
+                turn = next(turns)
+            except StopIteration as stop:
+                return stop.value
+            sizes.append(len(turn.agent_ids))
+            world.send(turn.agent_ids, actions[start + turn.t, turn.agent_ids])
 
-        def answer(turn, when, begun=rollout * length):
-            sizes.append(len(turn.rows))
-            world.answer(turn.rows, actions[begun + when, turn.rows])
-
-        pending = live_in_turns(world.shares, pending, length, answer, hear)
-    return told, pending, sizes
+    for number in range(2):
+        pending = rollout(number * length, pending)
+    return steps, pending, sizes
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 12), st.integers(0, 3), st.integers(1, 3))
-def test_in_turns_everybody_lives_as_all_at_once(batch, batches, length, seed, threads):
+def test_async_steps_equal_sync_steps(batch, batches, length, seed, threads):
     agents = batch * batches
     actions = drawn(2 * length, agents, seed)
     world, together = (
-        poles(agents, seed=seed, **how)
-        for how in ({"vector": "async", "batch": batch, "threads": threads}, {})
+        poles(agents, seed=seed, **how) for how in ({"vector": "async", "batch": batch, "threads": threads}, {})
     )
-    assert isinstance(world, TakesTurns)
-    assert not isinstance(together, TakesTurns)
-    assert [share.tolist() for share in world.shares] == torch.arange(agents).view(-1, batch).tolist()
-    told, pending, sizes = by_agent(watched(world), length, actions)
+    assert isinstance(world, AsyncWorld)
+    assert not isinstance(together, AsyncWorld)
+    assert [group.tolist() for group in world.groups] == torch.arange(agents).view(-1, batch).tolist()
+    steps, pending, sizes = by_agent(checked(world), length, actions)
     assert max(sizes) <= batch
     together.reset()
-    for at, taken in enumerate(actions):
-        step = together.step(taken)
+    for at, row in enumerate(actions):
+        step = together.step(row)
         for agent in range(agents):
             assert all(
-                torch.equal(a, getattr(step, name)[agent])
-                for a, name in zip(told[agent][at], FIELDS, strict=True)
+                torch.equal(a, getattr(step, name)[agent]) for a, name in zip(steps[agent][at], FIELDS, strict=True)
             )
     assert same(step, pending)
-    for each in (world, together):
-        each.close()
+    world.close()
+    together.close()
 
 
 @pytest.mark.parametrize("env", ["Pendulum-v1", "MiniGrid-Empty-5x5-v0", "FrozenLake-v1"])
 @pytest.mark.parametrize("batch", [2, 4])
-def test_fewer_than_a_batch_are_never_waited_for_whatever_the_spaces(env, batch):
+def test_recv_returns_fewer_than_a_batch(env, batch):
     world, together = (poles(4, env, **how) for how in ({"vector": "async", "batch": batch}, {}))
     box = isinstance(world.spec.action, spaces.Box)
     world.reset()
@@ -137,47 +140,47 @@ def test_fewer_than_a_batch_are_never_waited_for_whatever_the_spaces(env, batch)
     dice = torch.Generator().manual_seed(0)
     for _ in range(20):
         actions = 4 * torch.rand(4, 1, generator=dice) - 2 if box else torch.randint(3, (4,), generator=dice)
-        world.answer(torch.tensor([2]), actions[2:3])
-        turn = world.turn()
-        assert turn.rows.tolist() == [2]
-        # The others one by one, too.
+        world.send(torch.tensor([2]), actions[2:3])
+        partial = world.recv()
+        assert partial.rows.tolist() == [2]
+        # The rest one by one, too.
         rest = []
         for row in (0, 1, 3):
-            world.answer(torch.tensor([row]), actions[row : row + 1])
-            rest.append(world.turn())
+            world.send(torch.tensor([row]), actions[row : row + 1])
+            rest.append(world.recv())
         other = together.step(actions)
-        for each in (turn, *rest):
-            row = int(each.rows)
-            assert bool((each.step.obs[0] == other.obs[row]).all())
-            assert each.step.reward[0] == other.reward[row]
+        for received in (partial, *rest):
+            row = int(received.rows)
+            assert bool((received.step.obs[0] == other.obs[row]).all())
+            assert received.step.reward[0] == other.reward[row]
 
 
-def test_all_are_waited_for_in_a_step_and_none_twice():
+def test_step_waits_for_all_agents_and_send_rejects_busy_ones():
     world = poles(4, vector="async", batch=2)
     with pytest.raises(ContractError, match=r"Call reset\(\) before the first step"):
         world.step(torch.zeros(4, dtype=torch.long))
     with pytest.raises(ContractError, match=r"Call reset\(\) before state"):
         world.state()
     world.reset()
-    with pytest.raises(ContractError, match="nobody acts, so nothing comes of it; answer somebody first"):
-        world.turn()
-    world.answer(torch.tensor([1, 3]), torch.zeros(2, dtype=torch.long))
-    with pytest.raises(ContractError, match="agent 3 was answered and acts already; wait for it"):
-        world.answer(torch.tensor([0, 3]), torch.zeros(2, dtype=torch.long))
-    with pytest.raises(ContractError, match="agent 1 was answered and acts already"):
+    with pytest.raises(ContractError, match=r"no agent is stepping; call send\(\) before recv"):
+        world.recv()
+    world.send(torch.tensor([1, 3]), torch.zeros(2, dtype=torch.long))
+    with pytest.raises(ContractError, match=r"agent 3 is still stepping; call recv\(\) before send"):
+        world.send(torch.tensor([0, 3]), torch.zeros(2, dtype=torch.long))
+    with pytest.raises(ContractError, match="agent 1 is still stepping"):
         world.step(torch.zeros(4, dtype=torch.long))
     with pytest.raises(ContractError, match="agent 0 took action 2"):
-        world.answer(torch.tensor([0]), torch.tensor([2]))
-    rows = world.turn().rows.tolist()
+        world.send(torch.tensor([0]), torch.tensor([2]))
+    rows = world.recv().rows.tolist()
     while len(rows) < 2:
-        rows += world.turn().rows.tolist()
+        rows += world.recv().rows.tolist()
     assert sorted(rows) == [1, 3]
     assert len(world.step(torch.zeros(4, dtype=torch.long)).reward) == 4
 
 
-def test_numbers_kept_and_what_is_shown_beside():
+def test_keep_and_previous_inputs_of_envpool():
     world = poles(2, keep=(0, 2), previous_action=True, vector="async")
-    assert not isinstance(world, TakesTurns)
+    assert not isinstance(world, AsyncWorld)
     whole = poles(2).reset().obs
     assert torch.equal(world.reset().obs["obs"], whole[:, [0, 2]])
     step = world.step(torch.tensor([0, 1]))
@@ -185,17 +188,17 @@ def test_numbers_kept_and_what_is_shown_beside():
 
 
 @pytest.mark.parametrize("vector", ["sync", "async"])
-def test_who_goes_on_begins_an_episode_that_was_not_lived_yet(vector):
-    one, other = (watched(poles(4, vector=vector, seed=2)) for _ in range(2))
+def test_resume_starts_new_episodes(vector):
+    one, other = (checked(poles(4, vector=vector, seed=2)) for _ in range(2))
     begun = one.reset()
     pending = one.step(torch.zeros(4, dtype=torch.long))
-    state = state_of(one)
-    step, anew = go_on(other, state, pending)
-    assert anew.who.all()
-    assert anew.why == "envpool:CartPole-v1 cannot say where its environments are"
+    state = save_world(one)
+    step, restarted = resume_world(other, state, pending)
+    assert restarted.mask.all()
+    assert restarted.reason == "envpool:CartPole-v1 cannot save the state of its environments"
     assert step.first.all()
     assert not torch.equal(step.obs, begun.obs)
-    again, _ = go_on(one, state, pending)
+    again, _ = resume_world(one, state, pending)
     assert torch.equal(again.obs, step.obs)
     assert not other.step(torch.zeros(4, dtype=torch.long)).first.any()
     with pytest.raises(ContractError, match="it was saved with seed=2, and this has seed=3"):
@@ -203,7 +206,7 @@ def test_who_goes_on_begins_an_episode_that_was_not_lived_yet(vector):
 
 
 @pytest.mark.parametrize(
-    ("call", "told"),
+    ("call", "message"),
     [
         ({"env": "CartPole-v9"}, r"envpool has no such environment; did you mean CartPole-v\d\?"),
         ({"env": "zzzzzzzzzzzz"}, r"has no such environment; it has 1,\d+; envpool.list_all_envs\(\) lists"),
@@ -212,36 +215,36 @@ def test_who_goes_on_begins_an_episode_that_was_not_lived_yet(vector):
         ({"options": {"seed": 3}}, "world.options has seed; write seed=3 instead"),
         ({"options": {"max_num_players": 2}}, "has several players"),
         ({"vector": "async", "batch": 3}, "world.batch=3 does not divide world.agents=4; give one of 1, 2"),
-        ({"batch": 2}, "world.batch=2 goes with world.vector=async; leave it out"),
+        ({"batch": 2}, "world.batch=2 needs world.vector=async; leave it out"),
         ({"agents": 0}, "world.agents=0: there must be at least 1"),
-        ({"keep": (4,)}, "world.keep=4: the numbers shown are 0 to 3"),
+        ({"keep": (4,)}, "world.keep=4: the indices are 0 to 3"),
         ({"autoreset": "x"}, "has no option 'autoreset'"),
     ],
 )  # fmt: skip
-def test_a_wrong_call_says_what_to_type(call, told):
-    with pytest.raises(ConfigError, match=told):
+def test_config_errors_of_envpool_say_what_to_type(call, message):
+    with pytest.raises(ConfigError, match=message):
         poles(**call)
 
 
 @pytest.mark.usefixtures("annotations_asleep")
-def test_a_way_that_is_none_is_told():
+def test_invalid_vector_mode_is_rejected():
     with pytest.raises(ConfigError, match=r"world.vector=native: give one of sync, async"):
         poles(vector="native")
 
 
-def test_without_the_package_its_extra_is_named(monkeypatch):
+def test_missing_envpool_names_its_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "envpool", None)
     with pytest.raises(ConfigError, match=r"envpool is not installed; pip install 'holdfast\[envpool\]'"):
         poles()
 
 
-def test_a_pool_is_made_with_what_was_asked_for_and_those_that_nobody_sees(monkeypatch):
-    asked, make = [], envpool.make_gymnasium
-    monkeypatch.setattr(envpool, "make_gymnasium", lambda *a, **o: asked.append(o) or make(*a, **o))
+def test_envpool_options_with_padding_envs(monkeypatch):
+    options, make = [], envpool.make_gymnasium
+    monkeypatch.setattr(envpool, "make_gymnasium", lambda *a, **o: options.append(o) or make(*a, **o))
     poles(4, threads=3, vector="async", batch=2)
     poles(4)
     names = ("num_envs", "batch_size", "num_threads", "max_episode_steps")
-    assert [[each[name] for name in names] for each in asked] == [[5, 2, 3, 12], [4, 4, 0, 12]]
+    assert [[call[name] for name in names] for call in options] == [[5, 2, 3, 12], [4, 4, 0, 12]]
 
 
 @pytest.mark.parametrize(
@@ -252,39 +255,44 @@ def test_a_pool_is_made_with_what_was_asked_for_and_those_that_nobody_sees(monke
         (spaces.Discrete(3, start=4), 4),
     ],
 )
-def test_who_is_not_seen_does_what_can_be_done(space, action):
-    (resting,) = pool._resting(space)
-    assert resting.tolist() == action
-    assert space.contains(resting)
+def test_no_op_action_is_in_the_space(space, action):
+    (no_op,) = adapter._no_op(space)
+    assert no_op.tolist() == action
+    assert space.contains(no_op)
 
 
-def test_half_of_the_agents_are_answered_at_once_where_nobody_says_how_many():
-    assert [len(share) for share in poles(6, vector="async").shares] == [3, 3]
-    assert [len(share) for share in poles(1, vector="async").shares] == [1]
+def test_default_batch_is_half_of_the_agents():
+    assert [len(group) for group in poles(6, vector="async").groups] == [3, 3]
+    assert [len(group) for group in poles(1, vector="async").groups] == [1]
 
 
-def test_it_is_no_share_of_a_bigger_world():
-    assert not isinstance(poles(2), CountsFrom)
-    assert not isinstance(poles(2, vector="async"), CountsFrom)
+def test_envpool_world_is_not_shardable():
+    assert not isinstance(poles(2), Shardable)
+    assert not isinstance(poles(2, vector="async"), Shardable)
 
 
-def test_it_is_evaluated_all_at_once():
-    knobs = EnvpoolKnobs(name="envpool:CartPole-v1", vector="async", batch=8, agents=16)
-    there = at_once(knobs)
-    assert (there.vector, there.batch, there.agents) == ("sync", 0, 16)
+def test_evaluation_is_sync():
+    config = EnvpoolConfig(name="envpool:CartPole-v1", vector="async", batch=8, agents=16)
+    evaluated = force_sync(config)
+    assert (evaluated.vector, evaluated.batch, evaluated.agents) == ("sync", 0, 16)
 
 
-def test_nothing_is_paid_for_an_action_that_was_not_taken(monkeypatch):
+def test_reward_of_a_reset_row_is_zero(monkeypatch):
     world = poles(2)
-    receive = type(world._pool).receive
-    monkeypatch.setattr(type(world._pool), "receive", lambda pool: replace(receive(pool), reward=np.ones(2)))
+    receive = adapter.EnvpoolEnvs.receive
+
+    def rewarded(envs):
+        rows, obs, _, *ends = receive(envs)
+        return rows, obs, np.ones(2), *ends
+
+    monkeypatch.setattr(adapter.EnvpoolEnvs, "receive", rewarded)
     steps = [world.reset()] + [world.step(actions) for actions in drawn(20, 2)]
     first, reward = (torch.stack([getattr(step, name) for step in steps]) for name in ("first", "reward"))
     assert torch.equal(reward, (~first).float())
     assert first[1:].any()
 
 
-def test_a_world_that_is_reset_where_an_episode_ended_begins_as_any():
+def test_reset_after_an_end():
     world = poles(2, options={"max_episode_steps": 3})
     begun = world.reset()
     for _ in range(3):
@@ -294,30 +302,38 @@ def test_a_world_that_is_reset_where_an_episode_ended_begins_as_any():
     assert not world.step(torch.zeros(2, dtype=torch.long)).first.any()
 
 
-def test_what_is_not_in_its_space_is_told_with_agent_and_step(monkeypatch):
+def test_observation_outside_its_space_names_agent_and_step(monkeypatch):
     world = poles(2, "FrozenLake-v1", options={})
     world.reset()
-    receive = type(world._pool).receive
+    receive = adapter.EnvpoolEnvs.receive
 
-    def wrong(pool):
-        told = receive(pool)
-        told.obs[told.rows == 1] = 99
-        return told
+    def wrong(envs):
+        rows, obs, *rest = receive(envs)
+        obs[rows == 1] = 99
+        return rows, obs, *rest
 
-    monkeypatch.setattr(type(world._pool), "receive", wrong)
-    with pytest.raises(
-        ContractError, match=r"envpool:FrozenLake-v1, agent 1, step 1: observation is 99; its"
-    ):
+    monkeypatch.setattr(adapter.EnvpoolEnvs, "receive", wrong)
+    with pytest.raises(ContractError, match=r"envpool:FrozenLake-v1, agent 1, step 1: observation is 99; its"):
         world.step(torch.zeros(2, dtype=torch.long))
 
 
 @pytest.mark.parametrize("how", [{}, {"vector": "async", "batch": 6}])
-def test_the_contract_is_kept(how):
+def test_envpool_passes_check_world(how):
     laws = check_world("envpool:CartPole-v1", options={"max_episode_steps": 9}, steps=60, **how)
     assert laws.ok, laws
 
 
-def test_a_guard_takes_turns_as_its_world_does():
-    world = watched(poles(4, vector="async", batch=2))
-    assert isinstance(world, Watched)
-    assert isinstance(world, TakesTurns)
+def test_checked_async_world_is_async():
+    world = checked(poles(4, vector="async", batch=2))
+    assert isinstance(world, CheckedWorld)
+    assert isinstance(world, AsyncWorld)
+
+
+@pytest.mark.parametrize("inputs", [{}, {"tell_first": True}, {"vector": "async"}])
+def test_close_closes_the_pool(monkeypatch, inputs):
+    with closing_world(poles(2, **inputs)) as world:
+        world.reset()
+        # Only the last one: making the environments again closes the old ones.
+        closed, close = [], adapter.EnvpoolEnvs.close
+        monkeypatch.setattr(adapter.EnvpoolEnvs, "close", lambda self: closed.append(1) or close(self))
+    assert closed == [1]

@@ -1,4 +1,4 @@
-"""Several worlds at once: everybody lives in its own, and is seen through one spec."""
+"""Mixture: several worlds at once, seen through one spec."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -9,59 +9,54 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
+from helpers.oracles import ORACLES
+from helpers.play_world import ALL, anything, live
+from holdfast import rng
 from holdfast.build import build_world
-from holdfast.config import change
+from holdfast.config.run import override
+from holdfast.config.world_names import Parts
 from holdfast.errors import ConfigError, ContractError
-from holdfast.experience import Collector
 from holdfast.learn import replay
 from holdfast.policies import make_policy
 from holdfast.recipes import find_recipe
-from holdfast.train import train
-from holdfast.which_world import Parts
-from holdfast.worlds import Feature, Step, WorldSpec, draws, make_world
-from holdfast.worlds.mixture import Mixture, share_out
-from holdfast.worlds.oracles import ORACLES
+from holdfast.rollout import Collector
+from holdfast.training.train import train
+from holdfast.worlds import Feature, Step, WorldSpec, make_world
+from holdfast.worlds.checked_world import CheckedWorld
+from holdfast.worlds.mixture import Mixture, split_agents
 from holdfast.worlds.tokens import PADDING
-from holdfast.worlds.watched import Watched
-from lived import ALL, anything, live
 
 CPU = torch.device("cpu")
 
 
-@given(
-    st.integers(1, 300), st.lists(st.floats(0.01, 100), min_size=1, max_size=6), st.sampled_from([1, 3, 24])
-)
-def test_agents_are_shared_out_by_weight(crowds, weights, unit):
+@given(st.integers(1, 300), st.lists(st.floats(0.01, 100), min_size=1, max_size=6), st.sampled_from([1, 3, 24]))
+def test_split_agents_by_weight(crowds, weights, unit):
     if crowds < len(weights):
-        with pytest.raises(
-            ConfigError, match=f"too few for {len(weights)} worlds; try {len(weights) * unit}"
-        ):
-            share_out(crowds * unit, weights, unit)
+        with pytest.raises(ConfigError, match=f"{len(weights)} worlds need {len(weights) * unit} or more"):
+            split_agents(crowds * unit, weights, unit)
         return
-    shares = share_out(crowds * unit, weights, unit)
+    shares = split_agents(crowds * unit, weights, unit)
     assert sum(shares) == crowds * unit
     assert all(share > 0 and share % unit == 0 for share in shares)
     wanted = [crowds * unit * weight / sum(weights) for weight in weights]
     if min(wanted) >= unit:
-        assert all(
-            abs(share - want) < unit * len(weights) for share, want in zip(shares, wanted, strict=True)
-        )
+        assert all(abs(share - want) < unit * len(weights) for share, want in zip(shares, wanted, strict=True))
     # Who weighs more never gets less.
     order = sorted(range(len(weights)), key=weights.__getitem__)
     assert all(shares[a] <= shares[b] + unit for a, b in pairwise(order))
 
 
-def test_a_quarter_is_a_quarter():
-    assert share_out(64, [3.0, 1.0]) == [48, 16]
-    assert share_out(96, [1.0, 1.0, 2.0], 24) == [24, 24, 48]
+def test_split_agents_examples():
+    assert split_agents(64, [3.0, 1.0]) == [48, 16]
+    assert split_agents(96, [1.0, 1.0, 2.0], 24) == [24, 24, 48]
     with pytest.raises(ConfigError, match=r"world.agents=100 is not a multiple of 24; try 96\."):
-        share_out(100, [1.0, 1.0], 24)
+        split_agents(100, [1.0, 1.0], 24)
 
 
-def test_the_same_world_twice_is_two_worlds_side_by_side():
+def test_mixture_of_one_world_twice():
     mixed = make_world("mixture", agents=12, parts="recall delay=1 weight=2 + recall delay=4", seed=5)
     assert mixed.spec.parts == (("recall(delay=1)", 8), ("recall(delay=4)", 4))
-    seeds = [draws.seed_of(5, draws.STREAM_PART, number) for number in range(2)]
+    seeds = [rng.derive_seed(5, rng.STREAM_PART, number) for number in range(2)]
     alone = [make_world("recall", 8, delay=1, seed=seeds[0]), make_world("recall", 4, delay=4, seed=seeds[1])]
     act = anything(mixed)
     step, others = mixed.reset(), [world.reset() for world in alone]
@@ -73,7 +68,7 @@ def test_the_same_world_twice_is_two_worlds_side_by_side():
         others = [world.step(mine) for world, mine in zip(alone, actions.split([8, 4]), strict=True)]
 
 
-def test_worlds_of_other_words_are_joined_by_name():
+def test_mixture_merges_features_and_actions_by_name():
     mixed = make_world("mixture", agents=72, parts="recall cues=3 + tmaze + arena size=12")
     alone = [
         make_world(name, 24, **options)
@@ -98,9 +93,7 @@ def test_worlds_of_other_words_are_joined_by_name():
         assert torch.equal(short[..., 0], own.obs[..., 0])
         assert torch.equal(short[..., 2], own.obs[..., 2])
         assert (rows[:, own.obs.shape[1] :] == PADDING).all()
-        called = [
-            [names[i] for i in row[mask].tolist()] for row, mask in zip(short[..., 1], there, strict=True)
-        ]
+        called = [[names[i] for i in row[mask].tolist()] for row, mask in zip(short[..., 1], there, strict=True)]
         meant = [
             [view.spec.features[i].name for i in row[mask].tolist()]
             for row, mask in zip(own.obs[..., 1], there, strict=True)
@@ -108,35 +101,34 @@ def test_worlds_of_other_words_are_joined_by_name():
         assert called == meant
 
 
-def test_an_action_that_a_world_does_not_know_is_its_noop_or_its_first():
+def test_unknown_action_is_noop_or_first():
     mixed = make_world("mixture", agents=48, parts="recall delay=0 + arena size=12")
-    heard = []
+    received = []
     for world in mixed.worlds:
         inner = world.step
-        world.step = lambda actions, inner=inner: (heard.append(actions), inner(actions))[1]
+        world.step = lambda actions, inner=inner: (received.append(actions), inner(actions))[1]
     mixed.reset()
     names = mixed.spec.action_names
     for name, recall, arena in (("name_cue_2", 2, 0), ("move_east", 0, 4), ("noop", 0, 0)):
         mixed.step(torch.full((48,), names.index(name)))
-        assert heard[-2].tolist() == [recall] * 24
-        assert heard[-1].tolist() == [arena] * 24
+        assert received[-2].tolist() == [recall] * 24
+        assert received[-1].tolist() == [arena] * 24
 
 
-def test_each_world_is_played_at_its_best_through_the_mixture():
+def test_oracles_reach_best_return_in_mixture():
     parts = {"recall": "recall delay=2", "n_back": "n_back length=8", "repeat_first": "repeat_first length=9"}
     mixed = make_world("mixture", agents=30, parts=" + ".join(parts.values()))
     worlds = dict(zip(parts, mixed.worlds, strict=True))
     oracles = [ORACLES[name](world) for name, world in worlds.items()]
-    ids = [
-        [mixed.spec.action_names.index(name) for name in world.spec.action_names] for world in mixed.worlds
-    ]
+    ids = [[mixed.spec.action_names.index(name) for name in world.spec.action_names] for world in mixed.worlds]
     step, total = mixed.reset(), torch.zeros(30)
     ends = torch.zeros(30)
     for _ in range(60):
-        told = [world._look(first) for world, first in zip(mixed.worlds, step.first.split(10), strict=True)]
+        firsts = step.first.split(10)
+        obs = [world._observe(first) for world, first in zip(mixed.worlds, firsts, strict=True)]
         acts = [
-            torch.tensor(each)[oracle(obs, first)]
-            for each, oracle, obs, first in zip(ids, oracles, told, step.first.split(10), strict=True)
+            torch.tensor(actions)[oracle(part, first)]
+            for actions, oracle, part, first in zip(ids, oracles, obs, firsts, strict=True)
         ]
         step = mixed.step(torch.cat(acts))
         total += step.reward
@@ -145,10 +137,10 @@ def test_each_world_is_played_at_its_best_through_the_mixture():
     assert (total <= ends + 1 + 1e-5).all()
 
 
-def test_a_mixture_keeps_the_contract_and_is_replayed():
+def test_mixture_contract_and_replay():
     mixed = make_world("mixture", agents=24, parts="ragged truncate=true + recall + forage weight=2")
     assert mixed.spec.truncates == "always"
-    live(Watched(mixed), 60, anything(mixed))
+    live(CheckedWorld(mixed), 60, anything(mixed))
     policy = make_policy("auto", mixed, hidden_size=8, num_layers=1)
     collector = Collector(mixed, policy, length=32, horizon=16, seed=0)
     segments = collector.rollout(0)
@@ -156,23 +148,23 @@ def test_a_mixture_keeps_the_contract_and_is_replayed():
     valid = segments.steps["valid"]
     off = (again["act_log_prob"].detach() - segments.steps["act_log_prob"]).abs()
     assert float(torch.where(valid, off, 0.0).max()) <= 1e-5
-    told = collector.episodes.take()
+    metrics = collector.episodes.pop()
     labels = [label for label, _ in mixed.spec.parts]
     assert labels == ["ragged(truncate=True)", "recall", "forage"]
-    assert told["charts/episodes"] == sum(told[f"charts/episodes@{label}"] for label in labels)
-    assert told["charts/episodic_length@recall"] == 10.0
-    assert told["charts/episodic_length@forage"] == 24.0
+    assert metrics["charts/episodes"] == sum(metrics[f"charts/episodes@{label}"] for label in labels)
+    assert metrics["charts/episodic_length@recall"] == 10.0
+    assert metrics["charts/episodic_length@forage"] == 24.0
 
 
 @pytest.mark.parametrize(
-    ("parts", "told"),
+    ("parts", "message"),
     [
         ("recall + gym:CartPole-v1", "gym:CartPole-v1 and recall cannot be mixed"),
         ("recall + ", "name something on both sides"),
         ("recall delay", "'delay' is not key=value"),
-        ("recall agents=8", "agents are shared out by weight"),
+        ("recall agents=8", "weights divide the agents"),
         ("recall + n_bak", "did you mean n_back"),
-        ("recall + n_back + recall", "recall is there twice; say it once, with weight=2"),
+        ("recall + n_back + recall", "recall is there twice; name it once, with weight=2"),
         ("recall options='x", "cannot be read: no closing quotation"),
         ("recall dely=3", "recall has no such key; did you mean delay"),
         ("recall weight=0", "weight=0: input should be greater than 0"),
@@ -180,23 +172,27 @@ def test_a_mixture_keeps_the_contract_and_is_replayed():
         ("mixture parts=recall", "no mixture inside"),
     ],
 )
-def test_a_mixture_that_cannot_be_is_told(parts, told):
-    with pytest.raises(ConfigError, match=told):
+def test_mixture_errors(parts, message):
+    with pytest.raises(ConfigError, match=message):
         make_world("mixture", agents=8, parts=parts)
     if "CartPole" not in parts and "recall + n_back +" not in parts:
-        with pytest.raises(ConfigError, match=told):
-            change(find_recipe("recall"), {"world": "mixture", "world.parts": parts})
+        with pytest.raises(ConfigError, match=message):
+            override(find_recipe("recall"), {"world": "mixture", "world.parts": parts})
 
 
-def test_a_feature_that_means_two_things_is_refused():
+def not_remade(number, clock):
+    raise AssertionError("only a restored mixture makes a part again")
+
+
+def test_mixture_rejects_conflicting_normalization():
     one, other = make_world("recall", 2), make_world("recall", 2)
     features = tuple(replace(feature, normalization=7.0) for feature in other.spec.features)
     other.spec = replace(other.spec, features=features)
     with pytest.raises(ContractError, match=r"a divides query by 1.0 and b by 7.0"):
-        Mixture([one, other], ["a", "b"])
+        Mixture([one, other], ["a", "b"], not_remade)
 
 
-def test_a_mixture_is_trained_and_every_world_of_it_evaluated(tmp_path):
+def test_mixture_training_evaluates_every_part(tmp_path):
     keys = {
         "world": "mixture",
         "world.parts": "recall delay=1 weight=3 + recall delay=3",
@@ -213,7 +209,7 @@ def test_a_mixture_is_trained_and_every_world_of_it_evaluated(tmp_path):
         for name in ("eval/return_mean", "eval/return_mean_memory_cleared"):
             assert 0 <= run.metrics[f"{name}@{label}"] <= 1
     assert run.metrics["charts/episodes@recall(delay=1)"] > run.metrics["charts/episodes@recall(delay=3)"]
-    config = change(find_recipe("recall"), {key: keys[key] for key in ("world", "world.parts")})
+    config = override(find_recipe("recall"), {key: keys[key] for key in ("world", "world.parts")})
     assert build_world(config, CPU, agents=64, seed=0).spec.parts == (
         ("recall(delay=1)", 48),
         ("recall(delay=3)", 16),
@@ -221,64 +217,62 @@ def test_a_mixture_is_trained_and_every_world_of_it_evaluated(tmp_path):
 
 
 class Chatty:
-    """Shows a token of the feature 7 and does what it is told; what is done is heard."""
+    """Shows a token of feature 7 and records its actions."""
 
     def __init__(self, agents, feature, noop, **options):
         names = ("left", "noop") if noop else ("left", "jump")
-        self.agents, self.told = agents, []
-        self.spec = WorldSpec(
-            (3, 3), names, features=(Feature("light", 1.0, 7), Feature(feature, 1.0, 200)), **options
-        )
+        self.agents, self.actions = agents, []
+        self.spec = WorldSpec((3, 3), names, features=(Feature("light", 1.0, 7), Feature(feature, 1.0, 200)), **options)
 
     def reset(self):
-        return self.tell()
+        return self.make_step()
 
     def step(self, actions):
-        self.told.append(actions.tolist())
-        return self.tell()
+        self.actions.append(actions.tolist())
+        return self.make_step()
 
-    def tell(self):
+    def make_step(self):
         obs = torch.tensor([[5, 7, 1], [5, 200, 2], [PADDING] * 3], dtype=torch.uint8)
         flag = torch.zeros(self.agents, dtype=torch.bool)
-        first = ~flag if not self.told else flag
+        first = ~flag if not self.actions else flag
         return Step(obs.expand(self.agents, 3, 3), torch.zeros(self.agents), flag, flag, first, ~flag, flag)
 
 
-def test_ids_that_are_not_their_places_and_a_noop_that_is_not_first_are_told_apart():
+def test_mixture_translates_feature_ids_and_noop():
     one, other = Chatty(2, "bell", True), Chatty(2, "lamp", False)
-    mixed = Mixture([one, other], ["one", "other"])
+    mixed = Mixture([one, other], ["one", "other"], not_remade)
     assert [feature.name for feature in mixed.spec.features] == ["light", "bell", "lamp"]
     obs = mixed.reset().obs
     assert obs[0, :, 1].tolist() == [0, 1, PADDING]
     assert obs[2, :, 1].tolist() == [0, 2, PADDING]
     assert mixed.spec.action_names == ("left", "noop", "jump")
     mixed.step(torch.tensor([2, 0, 1, 2]))
-    assert one.told == [[1, 0]]
-    assert other.told == [[0, 1]]
+    assert one.actions == [[1, 0]]
+    assert other.actions == [[0, 1]]
 
 
-def test_each_world_of_a_mixture_is_guarded_by_its_own_spec():
+def test_mixture_checks_each_part_by_its_spec():
     class Lies(Chatty):
-        def tell(self):
-            step = super().tell()
-            cut = torch.tensor([False, True]) if len(self.told) == 3 else step.truncated
+        def make_step(self):
+            step = super().make_step()
+            cut = torch.tensor([False, True]) if len(self.actions) == 3 else step.truncated
             return replace(step, truncated=cut, first=step.first | cut)
 
     honest = make_world("recall", 4, truncate=True)
-    mixed = Watched(Mixture([honest, Lies(2, "bell", True)], ["honest", "lies"]))
+    mixed = CheckedWorld(Mixture([honest, Lies(2, "bell", True)], ["honest", "lies"], not_remade))
     with pytest.raises(ContractError, match="World lies, step 3: agent 5 was truncated, but the world decl"):
         live(mixed, 5, lambda obs, first: torch.zeros(6, dtype=torch.long))
 
 
-def test_crowds_of_several_sizes_are_crowds_of_all():
-    specs = [replace(Chatty(2, "bell", True).spec, crowd=crowd) for crowd in (4, 6)]
+def test_mixture_agents_per_env_is_the_lcm():
+    specs = [replace(Chatty(2, "bell", True).spec, agents_per_env=crowd) for crowd in (4, 6)]
     worlds = [Chatty(12, "bell", True), Chatty(12, "bell", True)]
     for world, spec in zip(worlds, specs, strict=True):
         world.spec = spec
-    assert Mixture(worlds, ["a", "b"]).spec.crowd == 12
+    assert Mixture(worlds, ["a", "b"], not_remade).spec.agents_per_env == 12
 
 
-def test_a_label_can_be_typed():
+def test_mixture_part_labels():
     parts = TypeAdapter(Parts).validate_python("gym:CartPole-v1 keep=0,2 + recall delay=4..8 + n_back back=3")
     assert [part.label for part in parts] == [
         "gym:CartPole-v1(keep=0,2)",
@@ -287,6 +281,6 @@ def test_a_label_can_be_typed():
     ]
 
 
-def test_an_option_with_blanks_is_quoted():
+def test_mixture_part_with_quoted_options():
     (part,) = TypeAdapter(Parts).validate_python("gym:CartPole-v1 options='{max_episode_steps: 1e2}'")
     assert part.world.options == {"max_episode_steps": 100}

@@ -1,4 +1,4 @@
-"""PettingZoo's environments: everybody's steps are told, whoever leaves and joins, and nobody else's."""
+"""PettingZooWorld: transitions and flags of agents that join and leave."""
 
 from dataclasses import fields
 
@@ -9,76 +9,83 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.pettingzoo_envs import (
+    ALL_TO_3,
+    BOTH,
+    NAMES,
+    TERMINATED,
+    TRUNCATED,
+    Visits,
+    env_transitions,
+    seed_of,
+)
 from holdfast.check import check_world
-from holdfast.errors import ConfigError, CrowdError
+from holdfast.errors import AgentCountError, ConfigError
 from holdfast.worlds import Step, make_world
+from holdfast.worlds.checked_world import CheckedWorld
 from holdfast.worlds.pettingzoo import PettingZooWorld
-from holdfast.worlds.turns import CountsFrom
-from holdfast.worlds.watched import Watched
-from zoo_envs import ALL_TO_3, BOTH, NAMES, TERMINATED, TRUNCATED, Visits, lived_alone, seed_of
+from holdfast.worlds.step import Shardable
 
 ENDS = st.sampled_from([TERMINATED, TRUNCATED, BOTH])
-LEAVING = (
-    {"ann": [(0, 2, TERMINATED)], "bob": [(0, 5, TRUNCATED)], "cy": [(1, 3, TRUNCATED), (4, 5, TERMINATED)]},
-)
+LEAVING = ({"ann": [(0, 2, TERMINATED)], "bob": [(0, 5, TRUNCATED)], "cy": [(1, 3, TRUNCATED), (4, 5, TERMINATED)]},)
 
 
 @st.composite
 def stays(draw):
-    """When one person is there in an episode: from, to and how, with a step between two stays."""
-    found, at = [], draw(st.integers(0, 3))
+    """Draw the stays of one agent in an episode (start, end, end flags), with a gap between two."""
+    periods, at = [], draw(st.integers(0, 3))
     for _ in range(draw(st.integers(0, 2))):
         end = at + draw(st.integers(1, 3))
-        found.append((at, end, draw(ENDS)))
+        periods.append((at, end, draw(ENDS)))
         at = end + draw(st.integers(1, 3))
-    return found
+    return periods
 
 
 @st.composite
 def episodes(draw):
-    """An episode in which there is always somebody until it is over."""
-    everybody = {name: draw(stays()) for name in NAMES}
-    longest = max([end for each in everybody.values() for _, end, _ in each], default=1)
-    everybody[draw(st.sampled_from(NAMES))] = [(0, longest, draw(ENDS))]
-    return everybody
+    """Draw an episode in which at least one agent is present until its end."""
+    episode = {name: draw(stays()) for name in NAMES}
+    longest = max([end for periods in episode.values() for _, end, _ in periods], default=1)
+    episode[draw(st.sampled_from(NAMES))] = [(0, longest, draw(ENDS))]
+    return episode
 
 
 scripts = st.lists(episodes(), min_size=1, max_size=3).map(tuple)
 
 
-def one_by_row(world, steps, actions):
-    """What every row of a world is told in the steps in which somebody acts."""
-    step, told = world.reset(), [[] for _ in range(world.agents)]
-    for taken in actions[:steps]:
-        before, step = step, world.step(torch.tensor(taken))
+def world_transitions(world, steps, actions):
+    """Return the transitions of every row of a world, valid steps only."""
+    step, transitions = world.reset(), [[] for _ in range(world.agents)]
+    for row_actions in actions[:steps]:
+        before, step = step, world.step(torch.tensor(row_actions))
         for row in (row for row in range(world.agents) if before.valid[row]):
             ends = bool(step.terminated[row]), bool(step.truncated[row])
             last = step.last_obs[row].tolist() if True in ends else None
-            begun = before.obs[row].tolist(), bool(before.first[row]), int(taken[row])
-            told[row].append((*begun, float(step.reward[row]), *ends, last))
-    return told
+            start = before.obs[row].tolist(), bool(before.first[row]), int(row_actions[row])
+            transitions[row].append((*start, float(step.reward[row]), *ends, last))
+    return transitions
 
 
 @settings(max_examples=40, deadline=None)
 @given(scripts, st.integers(0, 5), st.integers(1, 3), st.randoms(use_true_random=False))
-def test_everybody_is_told_what_the_environments_told_them(script, seed, envs, dice):
+def test_world_gives_the_env_transitions_of_every_agent(script, seed, envs, dice):
     actions = [[dice.randrange(3) for _ in range(3 * envs)] for _ in range(20)]
-    world = Watched(PettingZooWorld(3 * envs, env=Visits, options={"script": script}, seed=seed))
-    told = one_by_row(world, 20, actions)
+    world = CheckedWorld(PettingZooWorld(3 * envs, env=Visits, options={"script": script}, seed=seed))
+    transitions = world_transitions(world, 20, actions)
     for number in range(envs):
-        own = [each[3 * number : 3 * number + 3] for each in actions]
-        alone = lived_alone(Visits(script), number, seed, own, 20)
-        assert told[3 * number : 3 * number + 3] == [alone[name] for name in NAMES]
+        env_actions = [row[3 * number : 3 * number + 3] for row in actions]
+        expected = env_transitions(Visits(script), number, seed, env_actions, 20)
+        assert transitions[3 * number : 3 * number + 3] == [expected[name] for name in NAMES]
 
 
 def flags_of(steps, name):
     return [[int(flag) for flag in getattr(step, name)] for step in steps]
 
 
-def test_who_leaves_waits_for_the_restart_and_who_joins_begins():
+def test_flags_of_agents_that_leave_and_join():
     world = PettingZooWorld(3, env=Visits, options={"script": LEAVING})
     steps = [world.reset()] + [world.step(torch.zeros(3, dtype=torch.long)) for _ in range(6)]
-    # Ann, Bob, Cy; the restart is in the fifth step.
+    # Ann, Bob, Cy; the environment resets in the fifth step.
     assert flags_of(steps, "valid") == [
         [1, 1, 0], [1, 1, 1], [0, 1, 1], [0, 1, 0], [0, 1, 1], [1, 1, 0], [1, 1, 1],
     ]  # fmt: skip
@@ -91,22 +98,22 @@ def test_who_leaves_waits_for_the_restart_and_who_joins_begins():
     assert flags_of(steps, "truncated") == [
         [0, 0, 0], [0, 0, 0], [0, 0, 0], [0, 0, 1], [0, 0, 0], [0, 1, 0], [0, 0, 0],
     ]  # fmt: skip
-    # Nobody's row shows nothing; who is over sees it for the last time.
+    # Rows of absent agents are zero; the row of an end has the final observation.
     assert steps[0].obs[2].tolist() == [0, 0, 0] == steps[3].obs[0].tolist()
     assert steps[2].obs[0, 0] == steps[2].last_obs[0, 0] == 2
-    # In the row of a restart the next episode is seen, and the last of the one before told.
+    # The row of a reset has the next episode in obs and the final observation in last_obs.
     assert (steps[5].obs[1, 0], steps[5].last_obs[1, 0]) == (1000, 1005)
     assert steps[5].obs[1, 2] != steps[5].last_obs[1, 2]
     assert [step.reward.tolist() for step in steps[2:4]] == [[2, 12, 22], [0, 13, 23]]
 
 
-def test_every_episode_has_a_seed_of_its_own_and_a_reset_is_the_first_again():
+def test_every_episode_has_its_own_seed_and_reset_repeats_the_first():
     world = PettingZooWorld(6, env=Visits, seed=7)
     lucks = [[draws_of(7, env, episode) for env in (0, 1)] for episode in range(3)]
     for _ in range(2):
-        shown = [world.reset()] + [world.step(torch.zeros(6, dtype=torch.long)) for _ in range(6)]
-        assert [[int(shown[at].obs[row, 2]) // 100 for row in (0, 3)] for at in (0, 3, 6)] == lucks
-    assert len({luck for each in lucks for luck in each}) == 6
+        steps = [world.reset()] + [world.step(torch.zeros(6, dtype=torch.long)) for _ in range(6)]
+        assert [[int(steps[at].obs[row, 2]) // 100 for row in (0, 3)] for at in (0, 3, 6)] == lucks
+    assert len({luck for row in lucks for luck in row}) == 6
 
 
 def draws_of(seed, env, episode):
@@ -119,44 +126,44 @@ def same(one, other, rows=slice(None)):
 
 @settings(max_examples=10, deadline=None)
 @given(scripts, st.integers(0, 3), st.integers(0, 3))
-def test_a_share_lives_as_in_the_whole(script, before, after):
+def test_shard_steps_equal_those_of_the_whole_world(script, before, after):
     options = {"env": Visits, "options": {"script": script}, "seed": 3}
     envs = before + 1 + after
-    whole, share = PettingZooWorld(3 * envs, **options), PettingZooWorld(3, **options)
-    assert isinstance(share, CountsFrom)
-    share.count_from(3 * before)
+    whole, shard = PettingZooWorld(3 * envs, **options), PettingZooWorld(3, **options)
+    assert isinstance(shard, Shardable)
+    shard.set_agent_offset(3 * before)
     rows = slice(3 * before, 3 * before + 3)
-    assert same(whole.reset(), share.reset(), rows)
+    assert same(whole.reset(), shard.reset(), rows)
     actions = torch.randint(3, (12, 3 * envs), generator=torch.Generator().manual_seed(0))
-    for taken in actions:
-        assert same(whole.step(taken), share.step(taken[rows]), rows)
+    for step_actions in actions:
+        assert same(whole.step(step_actions), shard.step(step_actions[rows]), rows)
 
 
-def test_a_share_begins_with_a_whole_crowd():
-    with pytest.raises(Exception, match="agent 4 is not the first of a crowd of 3"):
-        PettingZooWorld(3, env=Visits).count_from(4)
+def test_shard_starts_at_an_environment():
+    with pytest.raises(Exception, match="a shard starts at a multiple of 3, not 4"):
+        PettingZooWorld(3, env=Visits).set_agent_offset(4)
 
 
-def test_numbers_outside_of_their_box_are_clipped_and_choices_counted_as_the_environment_does():
+def test_box_actions_are_clipped_and_discrete_start_is_added():
     made = []
 
-    def make(takes):
-        made.append(Visits(takes=takes))
+    def make(act_space):
+        made.append(Visits(act_space=act_space))
         return made[-1]
 
-    world = PettingZooWorld(3, env=make, options={"takes": spaces.Box(-1, 1, (2,), np.float32)})
+    world = PettingZooWorld(3, env=make, options={"act_space": spaces.Box(-1, 1, (2,), np.float32)})
     world.reset()
     world.step(torch.tensor([[0.5, 3.0]] * 3))
-    assert made[0].taken[0]["cy"].tolist() == [0.5, 1.0]
-    world = PettingZooWorld(3, env=make, options={"takes": spaces.Discrete(3, start=5)})
+    assert made[0].actions_taken[0]["cy"].tolist() == [0.5, 1.0]
+    world = PettingZooWorld(3, env=make, options={"act_space": spaces.Discrete(3, start=5)})
     world.reset()
     world.step(torch.tensor([0, 1, 2]))
-    assert made[1].taken == [{"ann": 5, "bob": 6, "cy": 7}]
+    assert made[1].actions_taken == [{"ann": 5, "bob": 6, "cy": 7}]
     with pytest.raises(Exception, match="agent 1 took action 3"):
         world.step(torch.tensor([0, 3, 2]))
 
 
-def test_what_is_shown_beside_and_kept_is_shown_of_crowds_too():
+def test_keep_and_previous_inputs():
     world = PettingZooWorld(
         3, env=Visits, options={"script": LEAVING}, keep=(0, 1), previous_action=True, tell_first=True
     )
@@ -167,18 +174,16 @@ def test_what_is_shown_beside_and_kept_is_shown_of_crowds_too():
     assert step.obs["first"][:, 0].tolist() == [0, 0, 1]
 
 
-def test_agents_must_make_whole_crowds():
-    told = (
-        r"pettingzoo:Visits has 3 agents an environment \(ann, bob, cy\); world.agents=64 is not a multiple"
-    )
-    with pytest.raises(CrowdError, match=rf"{told} of 3; try 63 or 66\.") as caught:
+def test_agents_must_be_a_multiple_of_possible_agents():
+    message = r"pettingzoo:Visits has 3 agents per environment; world.agents=64 is not a multiple"
+    with pytest.raises(AgentCountError, match=rf"{message} of 3; try 63 or 66\.") as caught:
         PettingZooWorld(64, env=Visits)
-    assert caught.value.crowd == 3
+    assert caught.value.agents_per_env == 3
     with pytest.raises(ConfigError, match=r"world.agents=2 is not a multiple of 3; try 3\."):
         PettingZooWorld(2, env=Visits)
 
 
-def test_all_environments_are_closed_one_that_was_made_in_vain_too():
+def test_close_closes_every_env_also_after_a_config_error():
     made = []
 
     def make():
@@ -186,13 +191,13 @@ def test_all_environments_are_closed_one_that_was_made_in_vain_too():
         return made[-1]
 
     PettingZooWorld(6, env=make).close()
-    with pytest.raises(CrowdError):
+    with pytest.raises(AgentCountError):
         PettingZooWorld(5, env=make)
-    assert [each.closed for each in made] == [True, True, True]
+    assert [env.closed for env in made] == [True, True, True]
 
 
 class Five(Visits):
-    """So many that 24 agents do not make whole crowds of them."""
+    """Five agents: 24 is no multiple of them."""
 
     possible_agents = (*NAMES, "dee", "eve")
 
@@ -207,26 +212,26 @@ class Five(Visits):
         flags = dict.fromkeys(before, over)
         return obs, dict.fromkeys(before, 1.0), flags, dict.fromkeys(before, False), {}
 
-    def is_there(self, name):
+    def is_present(self, name):
         return True
 
 
 @pytest.mark.parametrize("options", [{}, {"script": LEAVING}, {"script": (ALL_TO_3, *LEAVING)}])
-def test_the_contract_is_kept(options):
+def test_check_world_passes(options):
     make = lambda agents, seed: PettingZooWorld(agents, env=Visits, options=options, seed=seed)  # noqa: E731
     laws = check_world(make, steps=40)
     assert laws.ok, laws
 
 
-def test_the_contract_is_measured_in_crowds_of_any_size():
+def test_check_world_with_five_agents_per_env():
     laws = check_world(lambda agents, seed: PettingZooWorld(agents, env=Five, seed=seed), steps=20)
     assert laws.ok, laws
-    assert laws.notes[0].startswith("20 agents lived")
+    assert laws.notes[0].startswith("20 agents, ")
 
 
-def test_a_real_one_keeps_the_contract():
+def test_mpe2_passes_check_world():
     pytest.importorskip("mpe2")
     world = make_world("pettingzoo:mpe2.simple_spread_v3", agents=6, options={"max_cycles": 7})
-    assert (world.spec.crowd, world.spec.obs_shape, len(world.spec.action_names)) == (3, (18,), 5)
+    assert (world.spec.agents_per_env, world.spec.obs_shape, len(world.spec.action_names)) == (3, (18,), 5)
     laws = check_world("pettingzoo:mpe2.simple_spread_v3", options={"max_cycles": 9}, steps=40)
     assert laws.ok, laws

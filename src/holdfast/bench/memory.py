@@ -1,56 +1,65 @@
-"""One case after the other: every rival prepared, judged, then timed in turns with all others."""
+"""Measurement of a case: each implementation prepared and checked, then all timed in turns."""
 
 import gc
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import torch
 
-from holdfast.bench.cases import Case, Numbers, Precision, draw
-from holdfast.bench.judge import Said, answers, as_said, errors_of, fate_of, timed_call, truth_of
-from holdfast.bench.rivals import ON_GPU_ONLY, OURS, RIVALS, Rival
-from holdfast.bench.timing import Ready, Times, interleaved, prepare
+from holdfast.bench.cases import Case, CaseInputs, Precision, draw
+from holdfast.bench.implementations import (
+    IMPLEMENTATIONS,
+    ON_GPU_ONLY,
+    OURS,
+    CellOutputs,
+    errors_of,
+    outcome_of,
+    reference_outputs,
+)
+from holdfast.bench.timing import TimedCall, Times, interleaved, prepare
 
 BOUNDS: dict[Precision, float] = {"float32": 1e-5, "tf32": 1e-2, "float16": 1e-2, "bfloat16": 1e-2}
-"""How far outputs and gradients may be off, relative to the largest entry."""
-NO_WORSE = 1.5
-"""Gradients of weights are sums over all steps: what the dense call is off by, others may be off by too."""
+"""Largest error of outputs and gradients, relative to the largest entry."""
+DENSE_FACTOR = 1.5
+"""Weight gradients are sums over all steps: errors up to this multiple of the dense call's are allowed."""
 BASE: Precision = "float16"
-"""The dense call in this precision is what a GPU's figures are held against, whatever is asked for."""
+"""Precision of the dense call that GPU results are compared with."""
+NOT_TIMED = Times(())
 
 
 @dataclass(frozen=True)
-class Measured:
-    """What was found of one rival in one precision."""
+class ImplementationResult:
+    """Result of one implementation in one precision."""
 
     name: str
     precision: Precision
-    ours: bool
     clears: bool
     how: str
     why_eager: str
-    times: Times
-    of_dense: float | None
-    """Its time over that of the dense call in the same precision."""
-    faster: float | None
-    """The time of the dense call in float16 over its own; on a GPU."""
+    first_seconds: float
     output_error: float
     gradient_error: float
-    dense_gradient_error: float
-    """Of the dense call in the same precision; 0 where it was not measured."""
     at_huge: str
-    first_seconds: float
+    dense_gradient_error: float = 0.0
+    """Error of the dense call in the same precision; 0: not measured."""
+    times: Times = NOT_TIMED
+    of_dense: float | None = None
+    """Time relative to the dense call in the same precision."""
+    faster: float | None = None
+    """Speedup over the dense call in float16, on a GPU."""
 
     @property
     def right(self) -> bool:
-        """Whether it is within its bound, and makes no NaN of huge inputs."""
+        """Whether errors are within bounds and huge inputs give no NaN."""
         bound = BOUNDS[self.precision]
-        allowed = max(bound, NO_WORSE * self.dense_gradient_error)
+        allowed = max(bound, DENSE_FACTOR * self.dense_gradient_error)
         return self.output_error <= bound and self.gradient_error <= allowed and self.at_huge != "NaN"
 
     def as_json(self) -> dict[str, Any]:
-        """Write all figures; a number that is none is written as a word."""
+        """Return all figures as JSON; non-finite numbers become strings."""
         low, high = self.times.spread
         return {
             "rival": self.name,
@@ -61,7 +70,7 @@ class Measured:
             "ms_median": self.times.median,
             "ms_p10": low,
             "ms_p90": high,
-            "rounds": len(self.times.each),
+            "rounds": len(self.times.values),
             "of_dense": self.of_dense,
             "times_as_fast_as_dense_float16": self.faster,
             "output_error": _number(self.output_error),
@@ -74,146 +83,115 @@ class Measured:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Who could not be measured, and why, in one line."""
+    """An implementation that could not be measured, and why, in one line."""
 
     name: str
     precision: Precision
-    ours: bool
     why: str
 
     def line(self) -> str:
-        """Tell it."""
-        return f"{self.name} {self.precision} is left out: {self.why}"
+        """Return a line for the console."""
+        return f"{self.name} {self.precision} is skipped: {self.why}"
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """All of one case."""
+class CaseResult:
+    """Results of one case."""
 
     case: Case
-    measured: Sequence[Measured]
+    measured: Sequence[ImplementationResult]
     left_out: Sequence[LeftOut]
 
     @property
     def good(self) -> bool:
         """Whether all of ours ran and were right."""
-        return all(each.right for each in self.measured if each.ours) and not any(
-            each.ours for each in self.left_out
-        )
+        ran = not any(skipped.name in OURS for skipped in self.left_out)
+        return ran and all(result.right for result in self.measured if result.name in OURS)
 
     def as_json(self) -> dict[str, Any]:
-        """Write it all."""
-        absent = [
-            {"rival": each.name, "precision": each.precision, "why": each.why} for each in self.left_out
-        ]
-        return {**vars(self.case), "results": [each.as_json() for each in self.measured], "left_out": absent}
+        """Return all results as JSON."""
+        skipped = [{"rival": s.name, "precision": s.precision, "why": s.why} for s in self.left_out]
+        results = [result.as_json() for result in self.measured]
+        return {**vars(self.case), "results": results, "left_out": skipped}
 
 
 @dataclass(frozen=True)
 class Bench:
-    """How to measure: where, whom, in which precisions, how many rounds; `say` hears a line now and then."""
+    """Settings of a benchmark; `log` gets a line of progress now and then."""
 
     device: torch.device
-    rivals: Sequence[str]
+    implementations: Sequence[str]
     precisions: Sequence[Precision]
     rounds: int
-    say: Callable[[str], None]
+    log: Callable[[str], None]
 
-    def entrants(self) -> list[tuple[str, Precision]]:
-        """List who is to be measured in what."""
+    def combinations(self) -> list[tuple[str, Precision]]:
+        """List the implementations and precisions to measure."""
         on_gpu = self.device.type == "cuda"
-        found: list[tuple[str, Precision]] = [
-            (name, precision)
-            for name in self.rivals
-            if on_gpu or name not in ON_GPU_ONLY
-            for precision in self.precisions
-        ]
-        if on_gpu and "dense" in self.rivals and BASE not in self.precisions:
-            found.append(("dense", BASE))
-        return found
+        names = [name for name in self.implementations if on_gpu or name not in ON_GPU_ONLY]
+        combinations = list(product(names, self.precisions))
+        if on_gpu and "dense" in self.implementations and BASE not in self.precisions:
+            combinations.append(("dense", BASE))
+        return combinations
 
 
-@dataclass(frozen=True)
-class _Entrant:
-    rival: Rival
-    ready: Ready
-    errors: tuple[float, float]
-    at_huge: str
-
-
-def measure(bench: Bench, case: Case) -> Outcome:
-    """Measure one case: prepare and judge each rival, then time all of them in turns."""
-    numbers = draw(case, bench.device)
-    truths = {clears: truth_of(numbers, clears=clears) for clears in (True, False)}
-    entrants: dict[tuple[str, Precision], _Entrant] = {}
-    left_out = []
-    for name, precision in bench.entrants():
-        bench.say(f"{case}: {name} {precision}")
+def measure(bench: Bench, case: Case) -> CaseResult:
+    """Measure one case: prepare and check each implementation, then time all in turns."""
+    inputs = draw(case, bench.device)
+    truths = {clears: reference_outputs(inputs, clears=clears) for clears in (True, False)}
+    runs: dict[tuple[str, Precision], TimedCall] = {}
+    results, left_out = [], []
+    for name, precision in bench.combinations():
+        bench.log(f"{case}: {name} {precision}")
         try:
-            entrants[name, precision] = _entrant(bench, case, numbers, truths, name, precision)
+            runs[name, precision], result = _prepare_and_check(bench, case, inputs, truths, name, precision)
+            results.append(result)
         except Exception as error:
-            told = str(error).strip() or type(error).__name__
-            left_out.append(LeftOut(name, precision, name in OURS, told.splitlines()[0]))
+            message = str(error).strip() or type(error).__name__
+            left_out.append(LeftOut(name, precision, message.splitlines()[0]))
     del truths
-    bench.say(f"{case}: {bench.rounds} rounds of {len(entrants)}")
-    runs = {key: entrant.ready.run for key, entrant in entrants.items()}
-    found = interleaved(runs, bench.device, bench.rounds)
-    outcome = Outcome(case, [_measured(key, entrants, found, bench) for key in entrants], left_out)
-    del runs, entrants
-    _sweep(bench.device)
-    return outcome
+    bench.log(f"{case}: {bench.rounds} rounds of {len(runs)}")
+    times = interleaved(runs, bench.device, bench.rounds)
+    # Free the memory of the case; CUDA graphs have their own pools.
+    del runs
+    gc.collect()
+    if bench.device.type == "cuda":
+        torch.cuda.empty_cache()
+    return CaseResult(case, [_with_times(result, results, times, bench) for result in results], left_out)
 
 
-def _entrant(
+def _prepare_and_check(
+    bench: Bench, case: Case, inputs: CaseInputs, truths: dict[bool, CellOutputs], name: str, precision: Precision
+) -> tuple[TimedCall, ImplementationResult]:
+    """Return the call to time, and a result without times."""
+    implementation = IMPLEMENTATIONS[name](case, inputs, precision)
+    call = implementation.timed_call(inputs.x_BTH, inputs.grad_BTH)
+    ready = prepare(call, bench.device, records=implementation.capturable)
+    at_huge = outcome_of(implementation.timed_call(inputs.huge_BTH, inputs.grad_BTH)())
+    # Check the timed call itself, after another call: a graph that reads freed memory gets the wrong values.
+    errors = errors_of(ready.run(), truths[implementation.clears])
+    how = (ready.how, ready.why_eager, ready.first_seconds)
+    return ready.run, ImplementationResult(name, precision, implementation.clears, *how, *errors, at_huge)
+
+
+def _with_times(
+    result: ImplementationResult,
+    results: Sequence[ImplementationResult],
+    times: dict[tuple[str, Precision], Times],
     bench: Bench,
-    case: Case,
-    numbers: Numbers,
-    truths: dict[bool, Said],
-    name: str,
-    precision: Precision,
-) -> _Entrant:
-    rival = RIVALS[name](case, numbers, precision)
-    ready = prepare(timed_call(rival, numbers), bench.device, records=rival.records)
-    at_huge = fate_of(answers(rival, numbers, huge=True))
-    # What is timed is judged, after another call: a recording that reads freed memory finds that one's.
-    errors = errors_of(as_said(rival, ready.run()), truths[rival.clears])
-    return _Entrant(rival, ready, errors, at_huge)
-
-
-def _measured(
-    key: tuple[str, Precision],
-    entrants: dict[tuple[str, Precision], _Entrant],
-    found: dict[tuple[str, Precision], Times],
-    bench: Bench,
-) -> Measured:
-    name, precision = key
-    times, entrant, beside = found[key], entrants[key], entrants.get(("dense", precision))
-    dense, base = found.get(("dense", precision)), found.get(("dense", BASE))
-    output_error, gradient_error = entrant.errors
-    return Measured(
-        name=name,
-        precision=precision,
-        ours=entrant.rival.ours,
-        clears=entrant.rival.clears,
-        how=entrant.ready.how,
-        why_eager=entrant.ready.why_eager,
-        times=times,
-        of_dense=None if dense is None else times.median / dense.median,
-        faster=None if base is None or bench.device.type != "cuda" else base.median / times.median,
-        output_error=output_error,
-        gradient_error=gradient_error,
-        dense_gradient_error=0.0 if beside is None or name == "dense" else beside.errors[1],
-        at_huge=entrant.at_huge,
-        first_seconds=entrant.ready.first_seconds,
+) -> ImplementationResult:
+    """Add the times, and the comparison with the dense call."""
+    own = times[result.name, result.precision]
+    dense, base = times.get(("dense", result.precision)), times.get(("dense", BASE))
+    dense_errors = {other.precision: other.gradient_error for other in results if other.name == "dense"}
+    return replace(
+        result,
+        times=own,
+        of_dense=None if dense is None else own.median / dense.median,
+        faster=None if base is None or bench.device.type != "cuda" else base.median / own.median,
+        dense_gradient_error=0.0 if result.name == "dense" else dense_errors.get(result.precision, 0.0),
     )
 
 
-def _sweep(device: torch.device) -> None:
-    """Give back what the case held: graphs have memory of their own."""
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-
-
 def _number(value: float) -> float | str:
-    return value if value == value and abs(value) != float("inf") else str(value)
+    return value if math.isfinite(value) else str(value)

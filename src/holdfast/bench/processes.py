@@ -1,4 +1,4 @@
-"""The same bench in several fresh processes: what one of them does may be chance of where its memory lies."""
+"""The benchmark in several fresh processes: timings of one depend on where its memory lies."""
 
 import json
 import statistics
@@ -12,39 +12,36 @@ from typing import Any
 from holdfast.errors import ConfigError, ContractError
 
 START = (
-    "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "
-    "from holdfast.cli import main; sys.exit(main())"
+    "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); from holdfast.cli import main; sys.exit(main())"
 )
-"""A terminal's Ctrl-C reaches all at once: who started it says so, and ends it."""
-MEASURED, WRONG_CALL = (0, 1), 2
-"""Exit codes: all was measured, right or wrong; what was asked for cannot be."""
+"""Ctrl-C reaches all processes of a terminal: only the parent handles it."""
+MEASURED, USAGE_ERROR = (0, 1), 2
+"""Exit codes: measured, correct or not; usage error."""
 SIZES = ("cell", "hidden", "batch", "steps", "layers", "starts")
 
 
-def in_processes(
-    words: Sequence[str], number: int, cases: int, say: Callable[[str], None]
-) -> Iterator[dict[str, Any]]:
-    """Call `holdfast bench memory` with these words so many times; give what each has written as it ends."""
+def in_processes(args: Sequence[str], count: int, cases: int, log: Callable[[str], None]) -> Iterator[dict[str, Any]]:
+    """Run `holdfast bench memory` in `count` processes; yield the JSON of each as it ends."""
     with tempfile.TemporaryDirectory() as folder:
-        for each in range(number):
-            say(f"process {each + 1} of {number}")
-            file = Path(folder) / f"{each}.json"
-            command = [sys.executable, "-c", START, "bench", "memory", *words, "--json", str(file)]
-            # Its lines are heard as they come; its table is not needed.
-            ended = subprocess.run(command, stdout=subprocess.DEVNULL)
-            run = _written(file)
-            if ended.returncode not in MEASURED or len(run["cases"]) < cases:
-                kind = ConfigError if ended.returncode == WRONG_CALL else ContractError
+        for index in range(count):
+            log(f"process {index + 1} of {count}")
+            file = Path(folder) / f"{index}.json"
+            command = [sys.executable, "-c", START, "bench", "memory", *args, "--json", str(file)]
+            # Its stderr is passed through; its table is not needed.
+            process = subprocess.run(command, stdout=subprocess.DEVNULL)
+            run = _read_json(file)
+            if process.returncode not in MEASURED or len(run["cases"]) < cases:
+                kind = ConfigError if process.returncode == USAGE_ERROR else ContractError
                 raise kind(
-                    f"Process {each + 1} of {number} ended with {ended.returncode} after "
+                    f"Process {index + 1} of {count} exited with {process.returncode} after "
                     f"{len(run['cases'])} of {cases} cases; it is not counted. "
-                    "Without --processes one sees where it ends."
+                    "Run without --processes to see the error."
                 )
             yield run
 
 
-def _written(file: Path) -> dict[str, Any]:
-    """Read what a process wrote; one that died may have written nothing, or half of it."""
+def _read_json(file: Path) -> dict[str, Any]:
+    """Read the JSON of a process; one that crashed may have written none or half of it."""
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except (FileNotFoundError, json.JSONDecodeError):
@@ -52,16 +49,13 @@ def _written(file: Path) -> dict[str, Any]:
 
 
 def combined(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Put what several processes found side by side: the median of medians, the least and the most.
-
-    A rival is right if it was right in all of them.
-    """
-    gathered: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    """Combine processes: the median, minimum and maximum of their medians; right: right in all of them."""
+    by_implementation: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for run in runs:
         for case in run["cases"]:
             for result in case["results"]:
                 key = (*(case[size] for size in SIZES), result["rival"], result["precision"])
-                gathered.setdefault(key, []).append(result)
+                by_implementation.setdefault(key, []).append(result)
     return [
         {
             **dict(zip((*SIZES, "rival", "precision"), key, strict=True)),
@@ -70,7 +64,7 @@ def combined(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             "right": all(result["right"] for result in results),
             "processes": len(results),
         }
-        for key, results in gathered.items()
+        for key, results in by_implementation.items()
     ]
 
 
@@ -78,8 +72,4 @@ def _over(results: Sequence[dict[str, Any]], name: str) -> dict[str, float | Non
     numbers = [result[name] for result in results if result[name] is not None]
     if not numbers:
         return dict.fromkeys((name, f"{name}_least", f"{name}_most"))
-    return {
-        name: statistics.median(numbers),
-        f"{name}_least": min(numbers),
-        f"{name}_most": max(numbers),
-    }
+    return {name: statistics.median(numbers), f"{name}_least": min(numbers), f"{name}_most": max(numbers)}

@@ -1,95 +1,102 @@
-"""How long a call takes: CPU-seconds of one thread, or a GPU's own clock around replays of a CUDA graph."""
+"""Timing of a call: CPU time of one thread, or CUDA events around replays of a CUDA graph; the name of the machine."""
 
+import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import torch
 
-Run = Callable[[], Any]
-WARM = 3
-LEAST_MS = 2.0
-"""What is between two looks at a GPU's clock: shorter calls are repeated."""
+from holdfast.version import __version__
+
+CPU_INFO = Path("/proc/cpuinfo")
+TimedCall = Callable[[], Any]
+WARMUP = 3
+MIN_MS = 2.0
+"""Shortest time between two CUDA events; shorter calls are repeated."""
 
 
 @dataclass(frozen=True)
 class Times:
-    """Milliseconds of one call, over all rounds."""
+    """Milliseconds of a call in each round."""
 
-    each: Sequence[float]
+    values: Sequence[float]
 
     @property
     def median(self) -> float:
-        """The middle one."""
-        return statistics.median(self.each)
+        """Median over rounds."""
+        return statistics.median(self.values)
 
     @property
     def spread(self) -> tuple[float, float]:
-        """What one in ten is below, and one in ten above."""
-        ordered = sorted(self.each)
+        """10th and 90th percentile."""
+        ordered = sorted(self.values)
         tenth = round(0.1 * (len(ordered) - 1))
         return ordered[tenth], ordered[-1 - tenth]
 
 
 @dataclass(frozen=True)
 class Ready:
-    """A call that has been warmed up, and how it is timed."""
+    """A warmed-up call and how it is timed."""
 
-    run: Run
+    run: TimedCall
     how: str
-    """`graph`, `eager`, or on a CPU `cpu`."""
+    """`graph` or `eager`; `cpu` on a CPU."""
     first_seconds: float
-    """How long the very first call took on the wall: compiling and tuning, where there is any."""
+    """Wall-clock time of the first call, including compilation and autotuning."""
     why_eager: str = ""
 
 
-def prepare(run: Run, device: torch.device, *, records: bool) -> Ready:
-    """Call it for the first time, warm it up, and record it as a CUDA graph if it can be."""
-    begun = time.perf_counter()
+def prepare(run: TimedCall, device: torch.device, *, records: bool) -> Ready:
+    """Warm up a call and capture it as a CUDA graph if possible."""
+    start = time.perf_counter()
     run()
     if device.type != "cuda":
-        return Ready(run, "cpu", time.perf_counter() - begun)
+        return Ready(run, "cpu", time.perf_counter() - start)
     torch.cuda.synchronize()
-    first = time.perf_counter() - begun
-    _warm(run)
+    first = time.perf_counter() - start
+    _warm_up(run)
     if not records:
         return Ready(run, "eager", first)
     try:
-        _require_no_waiting(run)
-        return Ready(_recorded(run), "graph", first)
+        _require_no_sync(run)
+        return Ready(_capture(run), "graph", first)
     except Exception as error:
         torch.cuda.synchronize()
         return Ready(run, "eager", first, why_eager=f"{type(error).__name__}: {error}".splitlines()[0])
 
 
-def interleaved(runs: Mapping[Any, Run], device: torch.device, rounds: int) -> dict[Any, Times]:
-    """Time calls in turns, so that whatever drifts hits all alike."""
-    clock = _device_ms if device.type == "cuda" else _cpu_ms
+def interleaved(runs: Mapping[Any, TimedCall], device: torch.device, rounds: int) -> dict[Any, Times]:
+    """Time calls in turns, so that drift affects all alike."""
+    on_gpu = device.type == "cuda"
     for run in runs.values():
         run()
-    often = {name: _often(run, device) for name, run in runs.items()}
-    found: dict[Any, list[float]] = {name: [] for name in runs}
+    # A call is repeated until a CUDA event can measure it.
+    repeats = {name: max(1, round(MIN_MS / max(_device_ms(run), 1e-3))) for name, run in runs.items() if on_gpu}
+    times: dict[Any, list[float]] = {name: [] for name in runs}
     for _ in range(rounds):
         for name, run in runs.items():
-            found[name].append(clock(run, often[name]))
-    return {name: Times(times) for name, times in found.items()}
+            times[name].append(_device_ms(run, repeats[name]) if on_gpu else _cpu_ms(run))
+    return {name: Times(values) for name, values in times.items()}
 
 
-def _warm(run: Run) -> None:
-    """Warm up where recording happens: beside the stream that everything else goes through."""
+def _warm_up(run: TimedCall) -> None:
+    """Warm up on a side stream, as CUDA graph capture requires."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        for _ in range(WARM):
+        for _ in range(WARMUP):
             run()
     torch.cuda.current_stream().wait_stream(side)
     torch.cuda.synchronize()
 
 
-def _require_no_waiting(run: Run) -> None:
-    """Call it once with every wait of the host an error: a recording that fails may spoil the next."""
+def _require_no_sync(run: TimedCall) -> None:
+    """Run once with synchronisation as an error: a failed capture may corrupt the next one."""
     torch.cuda.set_sync_debug_mode("error")
     try:
         run()
@@ -98,46 +105,61 @@ def _require_no_waiting(run: Run) -> None:
     torch.cuda.synchronize()
 
 
-@dataclass(frozen=True)
-class _Recorded:
-    """A call as a CUDA graph. It holds the call too: the graph reads from memory that only that keeps."""
-
-    run: Run
-    graph: Any
-    kept: Any
-
-    def __call__(self) -> Any:
-        self.graph.replay()
-        return self.kept
-
-
-def _recorded(run: Run) -> Run:
+def _capture(run: TimedCall) -> TimedCall:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        kept = run()
-    return _Recorded(run, graph, kept)
+        outputs = run()
+
+    def replay(owner_of_inputs: TimedCall = run) -> Any:
+        """Replay the graph. The call itself is referenced because it owns the memory that the graph reads."""
+        graph.replay()
+        return outputs
+
+    return replay
 
 
-def _often(run: Run, device: torch.device) -> int:
-    if device.type != "cuda":
-        return 1
-    return max(1, round(LEAST_MS / max(_device_ms(run, 1), 1e-3)))
-
-
-def _device_ms(run: Run, often: int) -> float:
-    begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    # The device is kept busy with one that is not counted, while the host gets ahead of it.
+def _device_ms(run: TimedCall, repeats: int = 1) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    # The device is kept busy with an untimed call while the host gets ahead of it.
     run()
-    begun.record()
-    for _ in range(often):
+    start.record()
+    for _ in range(repeats):
         run()
-    ended.record()
-    ended.synchronize()
-    return begun.elapsed_time(ended) / often
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / repeats
 
 
-def _cpu_ms(run: Run, often: int) -> float:
-    begun = time.process_time()
-    for _ in range(often):
-        run()
-    return 1e3 * (time.process_time() - begun) / often
+def _cpu_ms(run: TimedCall) -> float:
+    start = time.process_time()
+    run()
+    return 1e3 * (time.process_time() - start)
+
+
+def name_of(device: torch.device) -> str:
+    """Return the name of the GPU or CPU."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    lines = CPU_INFO.read_text().splitlines() if CPU_INFO.exists() else []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.machine()
+
+
+def versions() -> dict[str, str | None]:
+    """Return package versions; None: not installed."""
+    cudnn = torch.backends.cudnn.version() if torch.cuda.is_available() else None
+    return {
+        "holdfast": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "cudnn": None if cudnn is None else str(cudnn),
+        **{name: _version(name) for name in ("triton", "tensordict", "torchrl")},
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -1,7 +1,6 @@
-"""Proof: probes measure what a policy's memory does and what a world says, laws say whether it is right."""
+"""Laws of memory and laws of worlds: measured on any policy or world, with the known bug behind a failure."""
 
-from holdfast.check.laws import check
+from holdfast.check.laws import check, check_world
 from holdfast.check.results import Law, Laws, Measurement
-from holdfast.check.world import check_world
 
 __all__ = ["Law", "Laws", "Measurement", "check", "check_world"]

@@ -1,91 +1,139 @@
-"""How numbers are held against bounds, and how the place is named where they are out of them."""
+"""Comparisons of tensors with bounds, and row operations on state trees."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from holdfast.check.results import Measurement
-from holdfast.shapes import Float, Tensor
+from holdfast.errors import ContractError
+from holdfast.monitor.replay_check import BF16_BOUND, RoundingBound
+from holdfast.types import Bool, Tensor
+
+BOUND: dict[torch.dtype, float | RoundingBound] = {torch.float64: 1e-9, torch.float32: 1e-5, torch.bfloat16: BF16_BOUND}
+SHORT = {torch.float64: "f64", torch.float32: "f32", torch.bfloat16: "bf16"}
+AXES = ("agent", "step")
+
+
+@torch.no_grad()
+def expect_zero(what: str, diff: Tensor, *axes: str, columns: list[str] | None = None, path: str = "") -> Measurement:
+    """Require exact zeros; the finding names the first other entry by its axes, and its last index by `columns`."""
+    diff = diff.abs()
+    size = float(diff.max()) if diff.numel() else 0.0
+    finding = f"{_location(diff, axes, columns)} changes by up to {size:.1e}, must be 0"
+    return Measurement(what, size, 0.0, finding=finding, path=path)
+
+
+@torch.no_grad()
+def expect_close(
+    what: str,
+    actual: Tensor,
+    expected: Tensor,
+    bound: float | RoundingBound,
+    *,
+    columns: list[str] | None = None,
+    path: str = "",
+) -> Measurement:
+    """Require that two tensors are equal to within `bound * max(1, |x|)`."""
+    error = (actual - expected).abs() / expected.abs().max().clamp(min=1)
+    if isinstance(bound, RoundingBound):
+        which, size, limit = bound.worst(error)
+        detail = f"is off by {size:.1e} {which}"
+    else:
+        size, limit = float(error.max()), bound
+        detail = f"is off by up to {size:.1e}"
+    excess = torch.where(error <= limit, 0.0, error)
+    finding = f"{_location(excess, AXES, columns)} {detail}, allowed {limit:.0e}"
+    return Measurement(what, size, limit, finding=finding, path=path)
+
+
+def expect_nonzero(what: str, size: float, finding: str, path: str = "") -> Measurement:
+    """Require that a number is greater than zero."""
+    return Measurement(what, size, 0.0, "more than", finding, path)
+
+
+def _location(diff: Tensor, axes: tuple[str, ...], columns: list[str] | None) -> str:
+    """Name the first nonzero entry, or the first entry if all are zero."""
+    if not diff.numel():
+        return "nothing"
+    nonzero = (diff != 0).nonzero()
+    index = nonzero[0].tolist() if len(nonzero) else [0] * diff.dim()
+    names = [f"{axis} {at}" for axis, at in zip(axes, index, strict=False)]
+    if columns is not None:
+        names.append(columns[index[-1]])
+    return ", ".join(names)
+
+
+State = Any
+"""A tree of tensors: tensors, tuples, lists, dictionaries, named tuples, nested in any way."""
+
+
+def state_leaves(state: State) -> list[Tensor]:
+    """List a state's tensors."""
+    return [leaf for leaf in pytree.tree_leaves(state) if isinstance(leaf, Tensor)]
+
+
+def clone_state(state: State) -> State:
+    """Copy a state, without its graph."""
+    with torch.no_grad():
+        return pytree.tree_map_only(Tensor, torch.clone, state)
+
+
+def named_leaves(state: State) -> dict[str, Tensor]:
+    """Return a state's tensors by their paths in the tree."""
+    pairs, _ = pytree.tree_flatten_with_path(state)
+    return {pytree.keystr(path) or "state": leaf for path, leaf in pairs if isinstance(leaf, Tensor)}
 
 
 @dataclass(frozen=True)
-class Spread:
-    """Bounds on many errors of rounding: on their mean, and on all but the largest thousandth of them."""
+class RowAxes:
+    """The batch axis of each tensor of a state."""
 
-    mean: float
-    most: float
+    axes: tuple[int, ...]
 
-    def judge(self, error: Float[Tensor, "..."]) -> tuple[str, float, float]:
-        """Take whichever is closer to its bound: its name, its size, and that bound."""
-        # Whoever is not a number is the largest of all, so that it is not sorted away.
-        error = error.flatten().double().nan_to_num(nan=torch.inf, posinf=torch.inf)
-        mean, most = float(error.mean()), float(error.kthvalue(max(1, round(0.999 * error.numel()))).values)
-        if mean / self.mean >= most / self.most:
-            return "on average", mean, self.mean
-        return "in one of a thousand", most, self.most
+    @staticmethod
+    def infer(two: State, three: State) -> "RowAxes":
+        """Find the axes from initial states of 2 and 3 rows."""
+        axes = []
+        for (name, small), large in zip(named_leaves(two).items(), state_leaves(three), strict=True):
+            pairs = zip(small.shape, large.shape, strict=True)
+            differ = [axis for axis, (size, larger) in enumerate(pairs) if size != larger]
+            if len(differ) != 1:
+                raise ContractError(
+                    f"The initial {name} is {list(small.shape)} for 2 rows and {list(large.shape)} for 3; "
+                    "exactly one axis must count the rows."
+                )
+            axes.append(differ[0])
+        return RowAxes(tuple(axes))
 
+    def pick(self, state: State, rows: Tensor) -> State:
+        """Select rows by index."""
+        return with_leaves(state, [leaf.index_select(axis, rows.to(leaf.device)) for leaf, axis in self._pairs(state)])
 
-ROUNDED = Spread(mean=2e-3, most=5e-2)
-"""What layers that compute in bfloat16 may differ by: 8 bits are kept, so that one rounding is up to 4e-3."""
-BOUND: dict[torch.dtype, float | Spread] = {torch.float64: 1e-9, torch.float32: 1e-5, torch.bfloat16: ROUNDED}
-SHORT = {torch.float64: "f64", torch.float32: "f32", torch.bfloat16: "bf16"}
-SPOKEN = ("agent", "step")
+    def where(self, mask: Bool[Tensor, " B"], new: State, old: State) -> State:
+        """Take rows of `new` where the mask is true and rows of `old` elsewhere."""
+        pairs = zip(self._pairs(old), state_leaves(new), strict=True)
+        leaves = [torch.where(broadcast(mask, axis, leaf), other, leaf) for (leaf, axis), other in pairs]
+        return with_leaves(old, leaves)
 
+    def cat(self, states: Sequence[State]) -> State:
+        """Concatenate the rows of several states."""
+        columns = zip(*(state_leaves(state) for state in states), strict=True)
+        leaves = [torch.cat(tensors, dim=axis) for tensors, axis in zip(columns, self.axes, strict=True)]
+        return with_leaves(states[0], leaves)
 
-def most(bound: float | Spread) -> float:
-    """Say how far off single numbers may be."""
-    return bound.most if isinstance(bound, Spread) else bound
-
-
-@torch.no_grad()
-def nothing(
-    what: str, moved: Tensor, *axes: str, columns: list[str] | None = None, about: str = ""
-) -> Measurement:
-    """Demand that a tensor is exactly zero; a finding names its first entry that is not, by its axes.
-
-    With `columns`, the last axis is told by their names.
-    """
-    moved = moved.abs()
-    size = float(moved.max()) if moved.numel() else 0.0
-    found = f"{_place(moved, axes, columns)} moves by up to {size:.1e}, must be 0"
-    return Measurement(what, size, 0.0, finding=found, about=about)
+    def _pairs(self, state: State) -> list[tuple[Tensor, int]]:
+        return list(zip(state_leaves(state), self.axes, strict=True))
 
 
-@torch.no_grad()
-def close(
-    what: str,
-    now: Tensor,
-    was: Tensor,
-    bound: float | Spread,
-    *,
-    columns: list[str] | None = None,
-    about: str = "",
-) -> Measurement:
-    """Demand that two tensors are equal to within `bound * max(1, |x|)`."""
-    error = (now - was).abs() / was.abs().max().clamp(min=1)
-    if isinstance(bound, Spread):
-        which, size, limit = bound.judge(error)
-        over = torch.where(error <= limit, 0.0, error)
-        found = f"{_place(over, SPOKEN, columns)} is off by {size:.1e} {which}, may be by {limit:.0e}"
-        return Measurement(what, size, limit, finding=found, about=about)
-    size = float(error.max())
-    over = torch.where(error <= bound, 0.0, error)
-    found = f"{_place(over, SPOKEN, columns)} is off by up to {size:.1e}, may be by {bound:.0e}"
-    return Measurement(what, size, bound, finding=found, about=about)
+def with_leaves(state: State, tensors: Sequence[Tensor]) -> State:
+    """Replace a state's tensors, in order."""
+    remaining = iter(tensors)
+    return pytree.tree_map_only(Tensor, lambda _: next(remaining), state)
 
 
-def alive(what: str, size: float, finding: str, about: str = "") -> Measurement:
-    """Demand that something moves."""
-    return Measurement(what, size, 0.0, "more than", finding, about)
-
-
-def _place(moved: Tensor, axes: tuple[str, ...], columns: list[str] | None) -> str:
-    """Name the first entry that is not zero, or the first of all if none is."""
-    if not moved.numel():
-        return "nothing"
-    where = (moved != 0).nonzero()
-    index = where[0].tolist() if len(where) else [0] * moved.dim()
-    told = [f"{axis} {at}" for axis, at in zip(axes, index, strict=False)]
-    if columns is not None:
-        told.append(columns[index[-1]])
-    return ", ".join(told)
+def broadcast(mask: Bool[Tensor, " n"], axis: int, like: Tensor) -> Bool[Tensor, "..."]:
+    """Reshape a mask so that it broadcasts along one axis of a tensor."""
+    return mask.to(like.device).reshape([-1 if dim == axis else 1 for dim in range(like.dim())])

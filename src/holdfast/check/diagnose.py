@@ -1,4 +1,4 @@
-"""Diagnosis: which known way to be wrong explains the numbers of a broken law, by measuring alone."""
+"""Diagnosis: find the known bug whose predicted outputs match the measurements of a broken law."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -6,251 +6,265 @@ from functools import cached_property, partial
 
 import torch
 
-from holdfast.check import alone, experiments, hypotheses
-from holdfast.check.bench import Bench
-from holdfast.check.case import AGENTS, HORIZON, STEPS, Case
-from holdfast.check.compare import BOUND, most
-from holdfast.check.patterns import CLOCKS, PATTERNS, pattern
+from holdfast.check import known_bugs, probes
+from holdfast.check.adapters.holdfast_extras import run_in_slices
+from holdfast.check.compare import BOUND, State, clone_state
+from holdfast.check.context import CheckContext
+from holdfast.check.known_bugs import FIXES, RESET_FIXES, ResetRule
+from holdfast.check.policy_copy import AGENTS, HORIZON, STEPS, PolicyCopy
 from holdfast.check.results import Law, Measurement, Pattern
-from holdfast.check.tree import State
-from holdfast.shapes import Tensor
+from holdfast.check.state_laws import replay_row_by_row
+from holdfast.monitor.replay_check import largest_allowed
+from holdfast.types import Tensor
 
-EXPLAINS = 0.05
+UNEXPLAINED_SHARE = 0.05
 """A hypothesis may leave at most this share of the error unexplained."""
 
+HIDDEN_STATE = "state kept outside the returned state"
+KEEPS_GRAPH = "stored state keeps its graph"
+IGNORED_FOR_ONE = "resets ignored in a batch of one"
+NOT_RESET = ("state never reset", "only a segment's first flag resets the state")
 
-CUT_INSIDE = "graph cut inside the segment"
-OUTSIDE = "keeps state outside of the state it returns"
 
-
-def diagnose(bench: Bench, laws: Sequence[Law]) -> list[Law]:
-    """Look for the pattern behind every broken law; a law that nothing explains keeps none."""
+def diagnose(context: CheckContext, laws: Sequence[Law]) -> list[Law]:
+    """Add the known bug to every broken law that one explains."""
     if all(law.ok for law in laws):
         return list(laws)
-    grew = any(part.about == "graph nodes" and not part.ok for law in laws for part in law.parts)
-    doctor = Doctor(bench, grew)
-    return [law if law.ok else replace(law, pattern=doctor.explain(law)) for law in laws]
+    graph_grew = any(part.path == "graph nodes" and not part.ok for law in laws for part in law.parts)
+    diagnosis = Diagnosis(context, graph_grew)
+    return [law if law.ok else replace(law, pattern=diagnosis.explain(law)) for law in laws]
 
 
 @dataclass(frozen=True)
-class Doctor:
-    """Holds what was measured against what known faults would give."""
+class Diagnosis:
+    """Compares measured outputs with predictions of known bugs."""
 
-    bench: Bench
+    context: CheckContext
     graph_grew: bool = False
-    """Whether graphs were kept, so that whatever else is held hangs on them."""
+    """Whether the graph grew with time, which explains growing bytes."""
 
     def explain(self, law: Law) -> Pattern | None:
-        """Name the pattern behind a broken law."""
+        """Return the known bug behind a broken law, with the phase it is confined to."""
         try:
-            if self.random:
-                return PATTERNS["draws random numbers while it thinks"]
-            causes = (self._cause(law.name, part) for part in law.parts if not part.ok)
-            return next((cause for cause in causes if cause is not None), None)
+            for part in law.broken:
+                name = "random numbers in the forward pass" if self.random else self._name(law.name, part)
+                if name is not None:
+                    confined = name in RESET_FIXES and name != self.rollout_bug and part.path in _PHASES
+                    return Pattern(f"{name} ({_PHASES[part.path]})" if confined else name, FIXES[name])
+            return None
         except Exception:
-            # It raised while it was examined: nothing known explains that, and the finding stands.
+            # The policy raised during the diagnosis: no known bug explains that, and the finding stands.
             return None
-
-    def _cause(self, law: str, part: Measurement) -> Pattern | None:
-        """Look for the cause of one measurement that is out of bounds, and say in which phase it lies."""
-        name = self._name(law, part)
-        if name is None:
-            return None
-        phase = ""
-        if (
-            name not in (self.lived, None)
-            and name in CLOCKS
-            and part.about in ("replayed", "evaluated", "alone", "short")
-        ):
-            phase = "in evaluation" if part.about == "evaluated" else "in updates"
-        return pattern(name, phase)
 
     def _name(self, law: str, part: Measurement) -> str | None:
-        if part.about in _SIGNS:
-            return _SIGNS[part.about]
-        ask: dict[str, Callable[[], str | None]] = {
-            "act into act": self._graph,
-            "step to step": lambda: (
-                self.beside(self.lived or self.replayed) or "graph cut inside the segment"
-            ),
-            "asked": self._asked,
-            "saved": self._saved,
-            "get_memory": self._saved,
-            "graph nodes": lambda: "graph kept across calls",
-            "bytes": lambda: None if self.graph_grew else "keeps everything it meets",
-            "one agent": lambda: alone.of_agents(self),
-            "lived": lambda: self.beside(self.lived),
-            "evaluated": lambda: self.beside(self.lived or self.evaluated),
-            "replayed": lambda: self.beside(self._of_updates(law)),
-            "alone": lambda: alone.of_sequences(self),
-            "slices": lambda: alone.of_slices(self),
-            "live segments": lambda: self.beside(None),
+        if part.path in _ONE_CAUSE:
+            return _ONE_CAUSE[part.path]
+        experiments: dict[str, Callable[[], str | None]] = {
+            "act into act": self._graph_bug,
+            "step to step": lambda: self._any_bug() or "graph cut inside the segment",
+            "bootstrap": lambda: HIDDEN_STATE if self.hidden else "bootstrap value advances the state",
+            "saved": self._save_bug,
+            "get_memory": self._save_bug,
+            "bytes": lambda: None if self.graph_grew else "memory use grows with time",
+            "one agent": self._single_agent_bug,
+            "rollout": lambda: self.rollout_bug or self.side_effect,
+            "evaluation": lambda: self.rollout_bug or self.evaluation_bug or self.side_effect,
+            # The law replay compares update and rollout, so there the update is tried first.
+            "replay": lambda: (self.replay_bug if law == "replay" else None) or self._any_bug(),
+            "single sequence": self._single_sequence_bug,
+            "slices": self._slices_bug,
+            "live segments": lambda: self.side_effect,
         }
-        if part.about in ask:
-            return ask[part.about]()
-        return None if part.about == "raised" else self.beside(self.lived or self.replayed)
+        if part.path in experiments:
+            return experiments[part.path]()
+        return None if part.path == "raised" else self._any_bug()
 
-    def _of_updates(self, law: str) -> str | None:
-        """Where rollouts and updates differ the update is asked first; where they agree, the rollout."""
-        return self.replayed or self.lived if law == "replay" else self.lived or self.replayed
+    def _any_bug(self) -> str | None:
+        return self.rollout_bug or self.replay_bug or self.side_effect
 
-    def beside(self, found: str | None) -> str | None:
-        """Fall back on what shows only beside the clock: rows that see each other, states kept elsewhere."""
-        if found is not None:
-            return found
+    @cached_property
+    def side_effect(self) -> str | None:
+        """A bug that no reset or entry rule predicts: hidden state, mixed rows, ignored state."""
         if self.hidden:
-            return OUTSIDE
-        if self.mixes:
-            return "rows see each other within a call"
-        return "every call starts from nothing" if self.deaf else None
+            return HIDDEN_STATE
+        if probes.mixes_rows(self.context.exact, self.context.script):
+            return "rows of a batch mix"
+        if probes.ignores_state(self.context.exact, self.context.script):
+            return "every call starts from zeros"
+        return None
 
     @cached_property
     def random(self) -> bool:
-        """Whether it draws random numbers."""
-        return experiments.draws_numbers(self.bench.proof, self.bench.script)
+        """Whether the policy draws random numbers."""
+        return probes.draws_random_numbers(self.context.exact, self.context.script)
 
     @cached_property
     def hidden(self) -> bool:
-        """Whether it keeps something outside of its state."""
-        return experiments.keeps_something(self.bench.proof, self.bench.script)
+        """Whether the policy keeps state outside of the returned state."""
+        return probes.keeps_hidden_state(self.context.exact, self.context.script)
+
+    # Which reset rule and which entry states give the measured outputs.
 
     @cached_property
-    def mixes(self) -> bool:
-        """Whether rows see each other."""
-        return experiments.mixes_rows(self.bench.proof, self.bench.script)
+    def _rollout_rule(self) -> tuple[PolicyCopy, ResetRule | None, list[State]]:
+        """Find the reset rule of the rollout, in the first precision where it is not the right one."""
+        results = []
+        for dtype, policy in self.context.copies.items():
+            rule, states = self._match_rule(policy, self.context.outputs[dtype].rollout)
+            results.append((policy, rule, states))
+            if rule is None or rule.name:
+                return results[-1]
+        return results[0]
+
+    def _match_rule(self, policy: PolicyCopy, measured: Tensor) -> tuple[ResetRule | None, list[State]]:
+        script, right = self.context.script, None
+        for rule in known_bugs.reset_rules(policy, script, self.context.clears):
+            outputs, states = known_bugs.run_from_initial(policy, script, rule)
+            outputs = outputs[:, : measured.shape[1]]
+            right = outputs if right is None else right
+            if self.explains(policy, outputs, measured, right):
+                return rule, states
+        return None, policy.steps(script)[1]
 
     @cached_property
-    def deaf(self) -> bool:
-        """Whether it does not listen to its state."""
-        return experiments.is_deaf(self.bench.proof, self.bench.script)
-
-    # Which clock and which entry states give the numbers.
-
-    @cached_property
-    def _clock(self) -> tuple[Case, hypotheses.Clock | None, list[State]]:
-        """Find the clock that gives what was lived, in the first precision where it is not the right one."""
-        found = None
-        for dtype, case in self.bench.cases.items():
-            clock, states = self._clock_of(case, self.bench.life[dtype].lived)
-            found = found or (case, clock, states)
-            if clock is None or clock.name:
-                return case, clock, states
-        assert found is not None, "there is always a case"
-        return found
-
-    def _clock_of(self, case: Case, lived: Tensor) -> tuple[hypotheses.Clock | None, list[State]]:
-        script, right = self.bench.script, None
-        for clock in hypotheses.clocks(case, script, self.bench.clears):
-            with case.precisely():
-                empty = case.subject.initial(script.agents)
-            said, states = hypotheses.chain(case, script.moments(0, STEPS), empty, clock)
-            said = said[:, : lived.shape[1]]
-            right = said if right is None else right
-            if self.explains(case, said, lived, right):
-                return clock, states
-        return None, case.steps(script)[1]
+    def rollout_bug(self) -> str | None:
+        """The bug of rollouts."""
+        rule = self._rollout_rule[1]
+        return None if rule is None else rule.name or None
 
     @cached_property
-    def lived(self) -> str | None:
-        """What is wrong in rollouts."""
-        clock = self._clock[1]
-        return None if clock is None else clock.name or None
+    def evaluation_bug(self) -> str | None:
+        """The bug of evaluations."""
+        policy = self.context.exact
+        # Predicted from steps in training mode, which do not have the bug.
+        rule, _ = self._match_rule(policy, policy.evaluate(self.context.script))
+        return None if rule is None else rule.name or None
 
     @cached_property
-    def evaluated(self) -> str | None:
-        """What is wrong in evaluations."""
-        case = self.bench.proof
-        case.subject.module.eval()
-        try:
-            clock, _ = self._clock_of(case, case.evaluate(self.bench.script))
-        finally:
-            case.subject.module.train()
-        return None if clock is None else clock.name or None
-
-    @cached_property
-    def replayed(self) -> str | None:
-        """What is wrong in updates, given what was really lived."""
-        case, clock, states = self._clock
-        said, script = self.bench.life[case.kind].replayed, self.bench.script
-        lived = self.bench.life[case.kind].lived
-        if (clock is None and self.hidden) or self.same(case, said, lived):
+    def replay_bug(self) -> str | None:
+        """The bug of updates, relative to the rollout as it was."""
+        policy, rule, states = self._rollout_rule
+        outputs, script = self.context.outputs[policy.kind], self.context.script
+        if (rule is None and self.hidden) or self.same(policy, outputs.replay, outputs.rollout):
             return None
-        for entry, when in self._pairs(case, states):
-            predicted = hypotheses.replayed(case, script, entry.state, when)
-            if self.explains(case, predicted, said, lived):
-                return entry.name or when.name or None
-        direct = self.direct(case, states)
-        for predicted in hypotheses.swaps(case, script, states, self.bench.clears):
-            if self.explains(case, predicted, direct, lived):
-                return "rows mixed: time and batch swapped"
-        return self._other_rows(case, states, said)
+        for (entry_bug, entry), reset in self._rule_pairs(policy, states):
+            predicted = known_bugs.predict_replay(policy, script, entry, reset)
+            if self.explains(policy, predicted, outputs.replay, outputs.rollout):
+                return entry_bug or reset.name or None
+        replayed = self._replay_segments(policy, states)
+        for predicted in known_bugs.swapped_axes(policy, script, states, self.context.clears):
+            if self.explains(policy, predicted, replayed, outputs.rollout):
+                return "time and batch axes swapped"
+        return self._entry_bug(policy, states, outputs.replay)
 
-    def _pairs(self, case: Case, states: list[State]) -> list[tuple[hypotheses.Entries, hypotheses.Clock]]:
-        """List what may be wrong: one thing at first, then a start from elsewhere with another clock."""
-        all_entries = list(hypotheses.entries(case, states))
-        all_clocks = list(hypotheses.segment_clocks(case, self.bench.script, self.bench.clears))
-        single = [(all_entries[0], clock) for clock in all_clocks] + [
-            (entry, all_clocks[0]) for entry in all_entries[1:]
-        ]
-        return single + [(entry, clock) for entry in all_entries[1:] for clock in all_clocks[1:]]
+    def _rule_pairs(self, policy: PolicyCopy, states: list[State]) -> list[tuple[tuple[str, State], ResetRule]]:
+        """List hypotheses: one wrong rule first, then a wrong entry with a wrong reset."""
+        entries = list(known_bugs.entry_rules(policy, states))
+        resets = list(known_bugs.segment_reset_rules(policy, self.context.script, self.context.clears))
+        one_wrong = [(entries[0], reset) for reset in resets] + [(entry, resets[0]) for entry in entries[1:]]
+        return one_wrong + [(entry, reset) for entry in entries[1:] for reset in resets[1:]]
 
-    def direct(self, case: Case, states: list[State]) -> Tensor:
-        """Replay segment by segment, from states lived step by step."""
-        starts = range(0, STEPS, HORIZON)
-        return torch.cat(
-            [case.replay(self.bench.script.moments(t, t + HORIZON), states[t]) for t in starts], dim=1
-        )
+    def _replay_segments(
+        self, policy: PolicyCopy, states: list[State], replay: Callable[..., Tensor] = PolicyCopy.replay
+    ) -> Tensor:
+        """Replay segment by segment, from the states of single steps."""
+        script, starts = self.context.script, range(0, STEPS, HORIZON)
+        return torch.cat([replay(policy, script.step_batches(t, t + HORIZON), states[t]) for t in starts], dim=1)
 
-    def _other_rows(self, case: Case, states: list[State], said: Tensor) -> str | None:
-        script, right = self.bench.script, hypotheses.Clock("", self.bench.clears[:, :STEPS])
-        entry = next(iter(hypotheses.entries(case, states))).state
-        whose = hypotheses.whose_entry(case, script, entry, right, said, partial(self.same, case))
-        if whose is None:
+    def _entry_bug(self, policy: PolicyCopy, states: list[State], outputs: Tensor) -> str | None:
+        script, right = self.context.script, ResetRule("", self.context.clears[:, :STEPS])
+        _, entry = next(known_bugs.entry_rules(policy, states))
+        same = partial(self.same, policy)
+        sources = known_bugs.match_entries(policy, script, entry, right, outputs, same)
+        if sources is None:
             return None
-        own = whose % AGENTS == torch.arange(len(whose)) % AGENTS
-        return (
-            "entry state of another segment of the same agent"
-            if bool(own.all())
-            else "entry states of other rows"
-        )
+        if bool((sources % AGENTS == torch.arange(len(sources)) % AGENTS).all()):
+            return "entry state of another segment of the same agent"
+        return "entry states of other rows"
 
-    def same(self, case: Case, now: Tensor, was: Tensor) -> bool:
-        """Whether two lives are equal to within rounding."""
-        return float((now - was).abs().max()) <= most(BOUND[case.kind]) * max(1.0, float(was.abs().max()))
+    def same(self, policy: PolicyCopy, actual: Tensor, expected: Tensor) -> bool:
+        """Whether two outputs are equal to within rounding."""
+        bound = largest_allowed(BOUND[policy.kind]) * max(1.0, float(expected.abs().max()))
+        return float((actual - expected).abs().max()) <= bound
 
-    def explains(self, case: Case, predicted: Tensor, measured: Tensor, right: Tensor) -> bool:
-        """Whether a prediction gives the measured numbers, and gives them better than being right does."""
-        left = float((predicted - measured).abs().max())
-        error = float((right - measured).abs().max())
-        bound = most(BOUND[case.kind]) * max(1.0, float(measured.abs().max()))
-        if predicted is right:
-            return left <= bound
-        return left <= bound and left <= EXPLAINS * error
+    def explains(self, policy: PolicyCopy, predicted: Tensor, measured: Tensor, right: Tensor) -> bool:
+        """Whether a prediction gives the measured outputs, and gives them better than the right ones do."""
+        left, error = (float((outputs - measured).abs().max()) for outputs in (predicted, right))
+        better = predicted is right or left <= UNEXPLAINED_SHARE * error
+        return better and self.same(policy, predicted, measured)
 
-    def _graph(self) -> str:
-        """Tell a graph that hangs on the state from one that is kept elsewhere."""
-        handed = experiments.hands_out_graphs(self.bench.proof, self.bench.script)
-        if self.bench.pulls.between("act", "act").any() and not self.hidden and not handed:
-            return "graph kept beside the state"
-        return "graph kept across calls"
+    # Experiments of single paths.
 
-    def _asked(self) -> str | None:
-        """Tell a memory that a look advances from one that lies outside of the state."""
-        return OUTSIDE if self.hidden else "asking for a value advances the memory"
+    def _single_sequence_bug(self) -> str | None:
+        """Find the bug of a sequence that is replayed in a batch of one."""
+        policy, script, clear = self.context.exact, self.context.script, self.context.clears
+        _, states = policy.steps(script)
+        outputs = self._replay_segments(policy, states, replay_row_by_row)
+        _, entry = next(known_bugs.entry_rules(policy, states))
+        right = self._replay_segments(policy, states)
+        for rule in known_bugs.segment_reset_rules(policy, script, clear):
+            predicted = known_bugs.predict_replay(policy, script, entry, rule)
+            if self.explains(policy, predicted, outputs, right):
+                return IGNORED_FOR_ONE if rule.name in NOT_RESET else rule.name or None
+        rule = ResetRule("", clear[:, :STEPS])
+        full_batch = known_bugs.predict_replay(policy, script, entry, rule)
+        otherwise = "a batch of one is read differently" if self.same(policy, right, full_batch) else None
+        return self.side_effect or otherwise
 
-    def _saved(self) -> str:
-        return OUTSIDE if self.hidden else "part of the memory is not saved"
+    def _single_agent_bug(self) -> str | None:
+        """Find the bug of an agent that acts in a batch of one."""
+        policy, script, few = self.context.exact, self.context.script, torch.arange(3)
+        outputs = torch.cat([policy.steps(script[rows])[0] for rows in few.split(1)])
+        right = policy.steps(script)[0][few]
+        for rule in known_bugs.reset_rules(policy, script, self.context.clears):
+            predicted, _ = known_bugs.run_from_initial(policy, script, rule)
+            if rule.name and self.explains(policy, predicted[few], outputs, right):
+                return IGNORED_FOR_ONE if rule.name in NOT_RESET else rule.name
+        return self.side_effect
+
+    def _slices_bug(self) -> str | None:
+        """Find out whether two slices of agents share one state."""
+        policy, script, half = self.context.exact, self.context.script, AGENTS // 2
+        with policy.default_dtype():
+            state = policy.adapter.initial(half)
+        slices: list[list[Tensor]] = [[], []]
+        for t in range(STEPS):
+            for number, rows in enumerate(torch.arange(AGENTS).split(half)):
+                outputs, states = policy.steps(script[rows], start=t, stop=t + 1, state=clone_state(state))
+                slices[number].append(outputs)
+                state = states[-1]
+        predicted = torch.cat([torch.cat(outputs, dim=1) for outputs in slices])
+        right, _ = policy.steps(script)
+        shared = self.explains(policy, predicted, run_in_slices(self.context), right)
+        return "state shared between slices" if shared else self.side_effect
+
+    def _graph_bug(self) -> str:
+        """Distinguish a graph of the returned state from one that is kept elsewhere."""
+        returned = probes.returns_graph(self.context.exact, self.context.script)
+        if self.context.gradient_reach.between("act", "act").any() and not self.hidden and not returned:
+            return "graph kept outside the state"
+        return KEEPS_GRAPH
+
+    def _save_bug(self) -> str:
+        return HIDDEN_STATE if self.hidden else "part of the state is not saved"
 
 
-_SIGNS = {
-    "evaluation": "evaluation touches the training's memory",
-    "inputs": "writes into its inputs",
-    "entry": "gradient flows into the entry state",
-    "replay into replay": "graph kept beside the state",
-    "replay into act": "graph kept across calls",
-    "compiled": "different once it is compiled",
-    "cell": "the cell differs from its reference",
-    "no gradient": "no gradient arrives",
-    "not a number": "the gradient is not a number",
+_PHASES = {
+    **dict.fromkeys(("replay", "single sequence", "short segments"), "in updates"),
+    "evaluation": "in evaluation",
 }
-"""Measurements that have one cause only."""
+"""The phase of a measurement, where a bug may be confined to one."""
+
+_ONE_CAUSE = {
+    "state after evaluation": "evaluation modifies the training state",
+    "inputs": "inputs modified in place",
+    "entry": "gradient flows into the entry state",
+    "replay into replay": "graph kept outside the state",
+    "replay into act": KEEPS_GRAPH,
+    "graph nodes": KEEPS_GRAPH,
+    "compiled": "compiled and eager outputs differ",
+    "cell": "the cell differs from its reference",
+    "no gradient": "no gradient",
+    "not a number": "gradient is NaN",
+}
+"""Measurements with one possible cause."""

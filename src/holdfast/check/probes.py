@@ -1,5 +1,6 @@
-"""Probes: they measure what a policy's memory does to gradients, bytes and inputs; the laws judge."""
+"""Probes of a policy: gradients, bytes and graph nodes for the laws, yes-or-no experiments for the diagnosis."""
 
+import copy
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,175 +11,218 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from holdfast.check.case import HORIZON, Case
-from holdfast.check.script import Moments, Script
-from holdfast.check.subject import flat
-from holdfast.check.tree import State
-from holdfast.shapes import Float, Tensor
+from holdfast.check.adapters.base import flat
+from holdfast.check.compare import State, state_leaves
+from holdfast.check.policy_copy import HORIZON, STEPS, PolicyCopy
+from holdfast.check.script import Script, StepBatch
+from holdfast.rng import isolated_rng
+from holdfast.types import Float, Tensor
 
 
 @dataclass(frozen=True)
-class Pulls:
-    """How strongly what each call says pulls on the weights of every call, `[output, call]`."""
+class GradientReach:
+    """Largest gradient from the outputs of each call into the weights of every call, `[output, call]`."""
 
     reach: Float[Tensor, "calls calls"]
     kinds: list[str]
     """What each call was: `act` or `replay`."""
-    steps: list[int]
-    """The step each call began with."""
 
-    def between(self, saying: str, pulled: str) -> Float[Tensor, "saying pulled"]:
-        """Take the calls of one kind against those of another, with what a call does to itself left out."""
+    def between(self, source: str, target: str) -> Float[Tensor, "source target"]:
+        """Select calls of one kind against calls of another, without gradients of a call into itself."""
         others = self.reach.masked_fill(torch.eye(len(self.reach), dtype=torch.bool), 0.0)
-        rows, columns = (
-            [at for at, kind in enumerate(self.kinds) if kind == each] for each in (saying, pulled)
-        )
+        rows, columns = ([at for at, kind in enumerate(self.kinds) if kind == wanted] for wanted in (source, target))
         return others[rows][:, columns]
 
-    @property
-    def own(self) -> Float[Tensor, " calls"]:
-        """What each call does to its own weights, for calls that could do anything."""
-        return self.reach.diagonal()
 
+def gradient_between_calls(policy: PolicyCopy, script: Script) -> GradientReach:
+    """Run a script and replay every segment, with separate copies of the weights for each call.
 
-def pulls_between_calls(case: Case, script: Script) -> Pulls:
-    """Live a script and replay every segment, with a copy of the weights for each call.
-
-    Whatever path a gradient takes from one call into an earlier one, it ends in that one's copy.
-    Rollouts are lived with gradients on only if the subject has to cut its states itself.
+    A gradient from one call into an earlier one ends in the earlier call's copies, whatever its path.
     """
-    subject, said, copies, kinds, steps = case.subject, [], [], [], []
+    adapter, outputs, copies, kinds = policy.adapter, [], [], []
 
-    def call(name: str, moments: Moments, state: State, t: int) -> Any:
+    def call(name: str, batch: StepBatch, state: State) -> Any:
+        state = pytree.tree_map_only(Tensor, torch.clone, state)
         if not torch.is_grad_enabled():
-            # Lived without gradients: there is nothing to pull on.
-            return getattr(subject, name)(moments, pytree.tree_map_only(Tensor, torch.clone, state))
+            return getattr(adapter, name)(batch, state)
         with torch.no_grad():
-            weights = {key: leaf.clone() for key, leaf in subject.module.named_parameters()}
+            weights = {key: leaf.clone() for key, leaf in adapter.module.named_parameters()}
         for leaf in weights.values():
             leaf.requires_grad_()
-        result = subject.call(weights, name, moments, pytree.tree_map_only(Tensor, torch.clone, state))
-        said.append(flat(result[0], 1) if name == "act" else flat(result, 2))
+        result = adapter.call(weights, name, batch, state)
+        outputs.append(flat(result[0], 1) if name == "act" else flat(result, 2))
         copies.append(list(weights.values()))
         kinds.append(name)
-        steps.append(t)
         return result
 
-    script = case.shown(script)
-    with case.precisely(), torch.enable_grad():
-        state = subject.initial(script.agents)
+    script = policy.to_policy(script)
+    with policy.default_dtype(), torch.enable_grad():
+        state = adapter.initial(script.agents)
         for start in range(0, script.steps, HORIZON):
             entry = state
-            with torch.set_grad_enabled(subject.cuts_itself):
+            with torch.set_grad_enabled(adapter.rollout_has_grad):
                 for t in range(start, start + HORIZON):
-                    _, state = call("act", script.at(t), state, t)
-            call("replay", script.moments(start, start + HORIZON), entry, start)
-    return Pulls(_pull(said, copies), kinds, steps)
+                    _, state = call("act", script.at(t), state)
+            call("replay", script.step_batches(start, start + HORIZON), entry)
+    return GradientReach(_largest_gradients(outputs, copies), kinds)
 
 
-def _pull(said: list[Tensor], copies: list[list[Tensor]]) -> Float[Tensor, "calls calls"]:
-    reach = torch.zeros(len(said), len(said))
-    for output, told in enumerate(said):
-        if not told.requires_grad:
+def _largest_gradients(outputs: list[Tensor], copies: list[list[Tensor]]) -> Float[Tensor, "calls calls"]:
+    reach = torch.zeros(len(outputs), len(outputs))
+    for row, output in enumerate(outputs):
+        if not output.requires_grad:
             continue
-        known = [weight for weights in copies[: output + 1] for weight in weights]
-        pulls = torch.autograd.grad(_weighed(told), known, retain_graph=True, allow_unused=True)
-        for number, pull in enumerate(pulls):
-            if pull is not None:
+        inputs = [weight for weights in copies[: row + 1] for weight in weights]
+        gradients = torch.autograd.grad(_weighted_sum(output), inputs, retain_graph=True, allow_unused=True)
+        for number, gradient in enumerate(gradients):
+            if gradient is not None:
                 call = number // len(copies[0])
-                reach[output, call] = torch.maximum(reach[output, call], pull.abs().max().float().cpu())
+                reach[row, call] = torch.maximum(reach[row, call], gradient.abs().max().float().cpu())
     return reach
 
 
-def pulls_within_segments(case: Case, script: Script) -> Float[Tensor, "N A N"] | None:
-    """Measure how strongly what is said at a step pulls on what was seen at each, `[seen, agent, felt]`.
+def gradient_within_segments(policy: PolicyCopy, script: Script) -> Float[Tensor, "N A N"] | None:
+    """Measure the gradients of outputs with respect to observations, `[input, agent, output]`.
 
-    Segments are replayed from states lived before. None where sights are whole numbers and nobody
-    knows where they enter as fractions.
+    Segments are replayed from the states of a rollout. None for integer observations, if the adapter names no module
+    that reads their encoding.
     """
-    subject, found = case.subject, torch.zeros(script.steps, script.agents, script.steps)
-    _, states = case.steps(script)
-    script = case.shown(script)
+    result = torch.zeros(script.steps, script.agents, script.steps)
+    _, states = policy.steps(script)
+    script = policy.to_policy(script)
     for start in range(0, script.steps, HORIZON):
-        moments = script.moments(start, start + HORIZON)
-        with case.precisely(), torch.enable_grad(), _sights(case, moments) as (seen, shown):
-            said = flat(subject.replay(shown, states[start]), 2)
-            if not seen:
+        batch = script.step_batches(start, start + HORIZON)
+        with policy.default_dtype(), torch.enable_grad(), _differentiable(policy, batch) as (inputs, batch):
+            outputs = flat(policy.adapter.replay(batch, states[start]), 2)
+            if not inputs:
                 return None
             for t in range(HORIZON):
-                if not said.requires_grad:
+                if not outputs.requires_grad:
                     break
-                pulls = torch.autograd.grad(_weighed(said[:, t]), seen, retain_graph=True, allow_unused=True)
-                felt = found[start : start + HORIZON, :, start + t]
-                for pull in pulls:
-                    if pull is not None:
-                        felt.copy_(torch.maximum(felt, pull.abs().flatten(2).amax(2).T.float().cpu()))
-    return found
+                loss = _weighted_sum(outputs[:, t])
+                largest = result[start : start + HORIZON, :, start + t]
+                for gradient in torch.autograd.grad(loss, inputs, retain_graph=True, allow_unused=True):
+                    if gradient is not None:
+                        size = gradient.abs().flatten(2).amax(2).T.float().cpu()
+                        largest.copy_(torch.maximum(largest, size))
+    return result
 
 
 @contextmanager
-def _sights(case: Case, moments: Moments) -> Iterator[tuple[list[Tensor], Moments]]:
-    """Make what is seen, `[B,T,...]`, something that gradients arrive at."""
-    seen: list[Tensor] = []
-    if moments.obs.is_floating_point():
-        seen.append(moments.obs.clone().requires_grad_())
-        yield seen, replace(moments, obs=seen[0])
+def _differentiable(policy: PolicyCopy, batch: StepBatch) -> Iterator[tuple[list[Tensor], StepBatch]]:
+    """Yield tensors `[B,T,...]` that gradients of the observations arrive at, and the batch to replay."""
+    inputs: list[Tensor] = []
+    if batch.obs.is_floating_point():
+        inputs.append(batch.obs.clone().requires_grad_())
+        yield inputs, replace(batch, obs=inputs[0])
         return
-    tapped: set[nn.Module] = set()
+    hooked: set[nn.Module] = set()
 
-    def tap(module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        if module in tapped:
+    def add_zeros(module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        if module in hooked:
             return arguments
-        tapped.add(module)
-        seen.append(torch.zeros_like(arguments[0]).requires_grad_())
-        return arguments[0] + seen[-1], *arguments[1:]
+        hooked.add(module)
+        inputs.append(torch.zeros_like(arguments[0]).requires_grad_())
+        return arguments[0] + inputs[-1], *arguments[1:]
 
-    handles = [entrance.register_forward_pre_hook(tap) for entrance in case.subject.entrances()]
+    handles = [module.register_forward_pre_hook(add_zeros) for module in policy.adapter.memory_modules()]
     try:
-        yield seen, moments
+        yield inputs, batch
     finally:
         for handle in handles:
             handle.remove()
 
 
-def _weighed(said: Float[Tensor, "*batch K"]) -> Float[Tensor, ""]:
-    """Add everything up with weights of its own: a plain sum of probabilities is always 1."""
+def _weighted_sum(outputs: Float[Tensor, "*batch K"]) -> Float[Tensor, ""]:
+    """Sum outputs with different weights: a plain sum of probabilities is always 1."""
     generator = torch.Generator().manual_seed(4)
-    return (said * (0.5 + torch.rand(said.shape[-1], generator=generator)).to(said)).sum()
+    return (outputs * (0.5 + torch.rand(outputs.shape[-1], generator=generator)).to(outputs)).sum()
 
 
-def pulls_of_each(case: Case, script: Script) -> dict[str, float]:
-    """Measure how strongly each thing that is said in a replay pulls on the weights."""
-    subject, found = case.subject, {}
-    weights = list(subject.module.parameters())
-    script = case.shown(script)
-    with case.precisely(), torch.enable_grad():
-        said = subject.replay(script.moments(0, HORIZON), subject.initial(script.agents))
-        for name, leaf in said.items():
-            loss = _weighed(leaf.flatten(2) if leaf.dim() > 2 else leaf[..., None])
-            asked = (loss, weights) if loss.requires_grad and weights else None
-            pulls = torch.autograd.grad(*asked, retain_graph=True, allow_unused=True) if asked else ()
-            sizes = [pull.abs().max() for pull in pulls if pull is not None]
-            found[name] = float(torch.stack(sizes).max()) if sizes else 0.0
-    return found
+def gradient_of_each(policy: PolicyCopy, script: Script) -> dict[str, float]:
+    """Measure the largest gradient of each replayed output with respect to the weights."""
+    adapter, result = policy.adapter, {}
+    weights = list(adapter.module.parameters())
+    script = policy.to_policy(script)
+    with policy.default_dtype(), torch.enable_grad():
+        outputs = adapter.replay(script.step_batches(0, HORIZON), adapter.initial(script.agents))
+        for name, leaf in outputs.items():
+            loss, gradients = _weighted_sum(leaf.flatten(2) if leaf.dim() > 2 else leaf[..., None]), ()
+            if loss.requires_grad and weights:
+                gradients = torch.autograd.grad(loss, weights, retain_graph=True, allow_unused=True)
+            sizes = [gradient.abs().max() for gradient in gradients if gradient is not None]
+            result[name] = float(torch.stack(sizes).max()) if sizes else 0.0
+    return result
 
 
-def held() -> tuple[int, int]:
+def bytes_held() -> tuple[int, int]:
     """Count the bytes of all live tensors and the graph nodes they keep alive."""
     gc.collect()
     storages, roots = {}, []
-    for thing in gc.get_objects():
-        # Exact types: the fake tensors a compiler leaves behind hold no memory.
-        if type(thing) in (Tensor, nn.Parameter):
-            storage = thing.untyped_storage()
+    for obj in gc.get_objects():
+        # Exact types: the fake tensors a compiler leaves behind have no storage.
+        if type(obj) in (Tensor, nn.Parameter):
+            storage = obj.untyped_storage()
             storages[storage.data_ptr()] = storage.nbytes()
-            if thing.grad_fn is not None:
-                roots.append(thing.grad_fn)
-    seen: set[Any] = set()
+            if obj.grad_fn is not None:
+                roots.append(obj.grad_fn)
+    visited: set[Any] = set()
     while roots:
         node = roots.pop()
-        if node in seen:
+        if node in visited:
             continue
-        seen.add(node)
+        visited.add(node)
         roots.extend(after for after, _ in node.next_functions if after is not None)
-    return sum(storages.values()), len(seen)
+    return sum(storages.values()), len(visited)
+
+
+def draws_random_numbers(policy: PolicyCopy, script: Script) -> bool:
+    """Whether identical rollouts differ by random numbers, not by state kept elsewhere."""
+    _, one, other = (policy.steps(script, stop=3)[0] for _ in range(3))
+    if one.equal(other):
+        return False
+    one, other = (_steps_with_seed(0, policy, script) for _ in range(2))
+    if one.equal(other):
+        return True
+    # If fresh copies with different seeds still differ, the policy owns a random generator.
+    one, other = (_steps_with_seed(seed, copy.deepcopy(policy), script) for seed in (0, 1))
+    return not one.equal(other)
+
+
+def _steps_with_seed(seed: int, policy: PolicyCopy, script: Script) -> Float[Tensor, "A N K"]:
+    with isolated_rng(seed):
+        return policy.steps(script, stop=3)[0]
+
+
+def keeps_hidden_state(policy: PolicyCopy, script: Script) -> bool:
+    """Whether steps from the same state depend on earlier calls."""
+    _, states = policy.steps(script)
+    always = torch.ones_like(script.first)
+    outputs = []
+    for earlier in (script.without_flags(), script.with_starts(always), script.changed(always)):
+        policy.steps(earlier, stop=HORIZON)
+        outputs.append(policy.steps(script, start=STEPS - 3, state=states[STEPS - 3])[0])
+    return not all(output.equal(outputs[0]) for output in outputs)
+
+
+def mixes_rows(policy: PolicyCopy, script: Script) -> bool:
+    """Whether a single step of one row depends on the observations of other rows."""
+    others = torch.ones_like(script.first)
+    others[0] = False
+    one, other = (policy.steps(variant, stop=1)[0][0] for variant in (script, script.changed(others)))
+    return not one.equal(other)
+
+
+def ignores_state(policy: PolicyCopy, script: Script) -> bool:
+    """Whether the outputs of a step do not depend on its state."""
+    script = script.without_flags()
+    _, states = policy.steps(script)
+    one = policy.steps(script, start=HORIZON, stop=HORIZON + 1, state=states[HORIZON])[0]
+    return one.equal(policy.steps(script, start=HORIZON, stop=HORIZON + 1)[0])
+
+
+def returns_graph(policy: PolicyCopy, script: Script) -> bool:
+    """Whether the state after a step has a graph, where gradients are on."""
+    with policy.default_dtype(), torch.enable_grad():
+        _, state = policy.adapter.act(policy.to_policy(script).at(0), policy.adapter.initial(script.agents))
+    return any(leaf.requires_grad for leaf in state_leaves(state))

@@ -1,78 +1,92 @@
-"""What a check found: a measurement a law, its bound, and what is wrong where it is broken."""
+"""Results of a check: measurements with bounds, grouped by law, and the known bug behind a broken one."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
-from holdfast.shapes import Bool, Float, Tensor
-
-Sense = Literal["at most", "more than"]
+from holdfast.types import Bool, Float, Tensor
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One number held against one bound."""
+    """One number and its bound."""
 
     what: str
     measured: float
-    bound: float
-    sense: Sense = "at most"
+    bound: float = 0.0
+    comparison: Literal["at most", "more than"] = "at most"
     finding: str = ""
-    """Where it is first out of bounds, told only if it is."""
-    about: str = ""
-    """Which experiment it comes from, in one word, for whoever looks for the cause."""
+    """Where the number first exceeds its bound; shown only if it does."""
+    path: str = ""
+    """The experiment it comes from, for the diagnosis."""
 
     @property
     def ok(self) -> bool:
         """Whether the number is within its bound; NaN never is."""
-        if self.sense == "more than":
+        if self.comparison == "more than":
             return self.measured > self.bound
         return self.measured <= self.bound
 
     @property
-    def strain(self) -> float:
-        """How close to its bound, to find the one worth showing."""
-        if self.sense == "more than":
+    def margin(self) -> float:
+        """Distance to the bound, as a ratio: the largest is shown."""
+        if self.comparison == "more than":
             return self.bound / self.measured if self.measured > 0 else float("inf")
         if self.bound == 0:
             return 0.0 if self.measured == 0 else float("inf")
         return self.measured / self.bound
 
+    def as_json(self) -> dict[str, object]:
+        """Return what was measured and its bound as JSON values."""
+        numbers = {"what": self.what, "measured": _finite(self.measured), "bound": self.bound}
+        return {**numbers, "sense": self.comparison, "ok": self.ok}
+
+
+def not_measured(what: str, advice: str = "") -> Measurement:
+    """Return a measurement that could not be made, with advice on how to make it."""
+    return Measurement(what, 0.0, finding=advice, path="n/a")
+
 
 @dataclass(frozen=True)
 class Pattern:
-    """A way to be wrong that explains what was measured."""
+    """A known bug that explains the measurements."""
 
     name: str
     write: str
-    """What to write to mend it."""
+    """The fix, in one sentence."""
 
 
 @dataclass(frozen=True)
 class Law:
-    """A law's verdict: all its measurements, and the one that comes closest to breaking it."""
+    """All measurements of one law, and the one closest to its bound."""
 
     name: str
     parts: Sequence[Measurement]
     pattern: Pattern | None = None
-    """What explains a broken law; none if it holds or if nothing known explains it."""
-    sought: bool = True
-    """Whether there are patterns that could explain it."""
-    worst: Measurement = field(init=False)
+    """The known bug behind a broken law; None if the law holds or no known bug explains it."""
+    diagnosed: bool = True
+    """Whether there are known bugs to look for."""
 
-    def __post_init__(self) -> None:
-        broken = [part for part in self.parts if not part.ok]
-        object.__setattr__(self, "worst", max(broken or self.parts, key=lambda part: part.strain))
+    @cached_property
+    def worst(self) -> Measurement:
+        """The measurement closest to its bound, or furthest beyond it."""
+        return max(self.broken or self.parts, key=lambda part: part.margin)
+
+    @property
+    def broken(self) -> list[Measurement]:
+        """The measurements that exceed their bounds."""
+        return [part for part in self.parts if not part.ok]
 
     @property
     def ok(self) -> bool:
         """Whether every measurement is within its bound."""
-        return all(part.ok for part in self.parts)
+        return not self.broken
 
     @property
     def measured(self) -> float:
-        """The number that comes closest to breaking the law."""
+        """The number closest to breaking the law."""
         return self.worst.measured
 
     @property
@@ -82,62 +96,50 @@ class Law:
 
     @property
     def finding(self) -> str:
-        """What is wrong and where, what explains it and what to write; empty if nothing is wrong.
-
-        Where a law could not be measured, it says what to do about it.
-        """
+        """The failure, its location, the known bug and the fix; for an unmeasured law, how to measure it."""
         if self.ok:
-            return self.worst.finding if self.worst.about == "n/a" else ""
-        if not self.sought:
-            return f"{self.where}."
-        if self.pattern is None:
-            return f"{self.where}. No known pattern explains these numbers."
-        return f"{self.where}. Pattern: {self.pattern.name}. Write: {self.pattern.write}"
+            return self.worst.finding if self.worst.path == "n/a" else ""
+        if self.pattern is not None:
+            return f"{self.where}. Pattern: {self.pattern.name}. Write: {self.pattern.write}"
+        return f"{self.where}.{' No known pattern explains these numbers.' if self.diagnosed else ''}"
 
     @property
     def where(self) -> str:
-        """The first measurement that is out of bounds, and how many more are."""
-        broken = [part for part in self.parts if not part.ok]
-        if not broken:
+        """The first measurement that exceeds its bound, and how many more do."""
+        if self.ok:
             return ""
-        rest = f" ({len(broken) - 1} more like it)" if len(broken) > 1 else ""
-        return f"{broken[0].what}: {broken[0].finding}{rest}"
+        first, *rest = self.broken
+        return f"{first.what}: {first.finding}{f' ({len(rest)} more like it)' if rest else ''}"
 
 
 @dataclass(frozen=True)
 class Reach:
-    """Who feels what: how much is felt at each step `[seen, agent, felt]` of what was seen at each."""
+    """How much each step's outputs change with each step's observation, `[input, agent, output]`."""
 
-    lived: Float[Tensor, "N A N"]
-    replayed: Float[Tensor, "N A N"]
+    rollout: Float[Tensor, "N A N"]
+    replay: Float[Tensor, "N A N"]
     gradient: Float[Tensor, "N A N"]
-    """How strongly what is said at each step pulls on what was seen, in replayed segments."""
+    """Gradient of each step's outputs with respect to each step's observation, in replayed segments."""
     clears: Bool[Tensor, "A N"]
-    """Where memory must be emptied."""
+    """Where the state must be cleared."""
     valid: Bool[Tensor, "A N"]
-    """Where somebody acts."""
     horizon: int
-    """How many steps a segment has."""
+    """Steps of a segment."""
 
 
 class Laws(Mapping[str, Law]):
-    """The verdicts on one policy or world: `laws.ok`, `laws["replay"].measured`."""
+    """The laws measured on one policy or world: `laws.ok`, `laws["replay"].measured`."""
 
     def __init__(
-        self,
-        laws: Sequence[Law],
-        *,
-        notes: Sequence[str] = (),
-        reach: Reach | None = None,
-        of: str = "memory",
+        self, laws: Sequence[Law], *, notes: Sequence[str] = (), reach: Reach | None = None, of: str = "memory"
     ) -> None:
         self._laws = {law.name: law for law in laws}
         self.of = of
-        """What these are the laws of."""
+        """What was checked: memory, or a world."""
         self.notes = tuple(notes)
-        """What could not be measured, and why."""
+        """What was assumed or could not be measured, and why."""
         self.reach = reach
-        """The arrays that carry, clear and cut were judged on, if they were measured."""
+        """The arrays behind carry, clear and cut, if they were measured."""
 
     def __getitem__(self, name: str) -> Law:
         return self._laws[name]
@@ -149,8 +151,7 @@ class Laws(Mapping[str, Law]):
         return len(self._laws)
 
     def __repr__(self) -> str:
-        lines = (f"{name}: {'holds' if law.ok else law.finding}" for name, law in self.items())
-        return "\n".join(lines)
+        return "\n".join(f"{name}: {'holds' if law.ok else law.finding}" for name, law in self.items())
 
     @property
     def ok(self) -> bool:
@@ -158,35 +159,23 @@ class Laws(Mapping[str, Law]):
         return all(law.ok for law in self._laws.values())
 
     def as_json(self) -> dict[str, object]:
-        """Put the verdicts into plain values."""
-        return {
-            "ok": self.ok,
-            "notes": list(self.notes),
-            "laws": {
-                name: {
-                    "measured": None if law.worst.about == "n/a" else _plain(law.measured),
-                    "bound": law.bound,
-                    "sense": law.worst.sense,
-                    "ok": law.ok,
-                    "finding": law.finding,
-                    "pattern": None if law.pattern is None else law.pattern.name,
-                    "write": None if law.pattern is None else law.pattern.write,
-                    "parts": [
-                        {
-                            "what": part.what,
-                            "measured": _plain(part.measured),
-                            "bound": part.bound,
-                            "sense": part.sense,
-                            "ok": part.ok,
-                        }
-                        for part in law.parts
-                    ],
-                }
-                for name, law in self._laws.items()
-            },
+        """Return all results as JSON values."""
+        laws = {
+            name: {
+                "measured": None if law.worst.path == "n/a" else _finite(law.measured),
+                "bound": law.bound,
+                "sense": law.worst.comparison,
+                "ok": law.ok,
+                "finding": law.finding,
+                "pattern": law.pattern and law.pattern.name,
+                "write": law.pattern and law.pattern.write,
+                "parts": [part.as_json() for part in law.parts],
+            }
+            for name, law in self.items()
         }
+        return {"ok": self.ok, "notes": list(self.notes), "laws": laws}
 
 
-def _plain(number: float) -> float | None:
-    """Write what is no finite number as nothing: JSON has no word for it."""
+def _finite(number: float) -> float | None:
+    """Replace NaN and infinity by None, because JSON has neither."""
     return number if math.isfinite(number) else None

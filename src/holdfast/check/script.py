@@ -1,4 +1,4 @@
-"""Scripted lives: what agents see and when episodes begin, written down before anybody lives them."""
+"""Scripts: observations, actions and flags of every agent, drawn before the policy runs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -7,106 +7,89 @@ from typing import Any, TypeVar
 import torch
 
 from holdfast.errors import ConfigError
-from holdfast.shapes import Bool, Int, Shaped, Tensor
+from holdfast.types import Bool, Shaped, Tensor
 
-Imagine = Callable[[tuple[int, ...], torch.Generator], Tensor]
-"""Draw observations: `imagine(size, generator) -> [*size, ...]`."""
-Some = TypeVar("Some", bound="Moments")
-SIGHTS = {"obs", "other_obs"}
+Draw = Callable[[tuple[int, ...], torch.Generator], Tensor]
+"""Draw observations or actions: `draw(size, generator) -> [*size, ...]`."""
+Batch = TypeVar("Batch", bound="StepBatch")
+OBS_FIELDS = {"obs", "other_obs"}
 
 
 @dataclass(frozen=True)
-class Moments:
-    """What agents meet: one step `[A]`, or segments `[B,T]`."""
+class StepBatch:
+    """Inputs of a policy: one step `[A]`, or segments `[B,T]`."""
 
     obs: Shaped[Tensor, "..."]
     first: Bool[Tensor, "*batch"]
     """The observation opens an episode; clear, then read."""
     terminated: Bool[Tensor, "*batch"]
-    """An episode ended just before it, and not because time was up."""
+    """The previous step ended an episode by termination."""
     truncated: Bool[Tensor, "*batch"]
     trial: Bool[Tensor, "*batch"]
     valid: Bool[Tensor, "*batch"]
     action: Shaped[Tensor, "..."]
-    """What is done then, for policies that judge actions given to them."""
+    """The action taken, for policies that evaluate log-probabilities of given actions."""
 
     @property
     def batch(self) -> torch.Size:
-        """The axes all parts share."""
+        """The axes all fields share."""
         return self.first.shape
 
-    def __getitem__(self: Some, index: Any) -> Some:
-        return type(self)(**{each.name: getattr(self, each.name)[index] for each in fields(self)})
+    def __getitem__(self: Batch, index: Any) -> Batch:
+        return type(self)(**{field.name: getattr(self, field.name)[index] for field in fields(self)})
 
-    def to(self: Some, dtype: torch.dtype, device: torch.device | None = None) -> Some:
-        """Show observations that are fractions in another precision, and everything elsewhere."""
-        shown = {each.name: getattr(self, each.name).to(device) for each in fields(self)}
-        for name in SIGHTS & shown.keys():
-            shown[name] = shown[name].to(dtype) if shown[name].is_floating_point() else shown[name]
-        return type(self)(**shown)
+    def to(self: Batch, dtype: torch.dtype, device: torch.device | None = None) -> Batch:
+        """Move all fields to a device, and floating-point observations to a dtype."""
+        moved = {field.name: getattr(self, field.name).to(device) for field in fields(self)}
+        for name in OBS_FIELDS & moved.keys():
+            moved[name] = moved[name].to(dtype) if moved[name].is_floating_point() else moved[name]
+        return type(self)(**moved)
 
-    def without_flags(self: Some) -> Some:
-        """Take every flag that tells of a start away: somebody else clears."""
-        never = torch.zeros_like(self.first)
-        return replace(self, first=never, terminated=never, truncated=never, trial=never)
+    def without_flags(self: Batch) -> Batch:
+        """Set all episode flags to false, for callers that clear the state themselves."""
+        return self.with_starts(torch.zeros_like(self.first))
 
-    def with_starts(self: Some, first: Bool[Tensor, "*batch"]) -> Some:
-        """Begin episodes elsewhere; all of them after a termination, but for the very first step."""
+    def with_starts(self: Batch, first: Bool[Tensor, "*batch"]) -> Batch:
+        """Replace the episode starts; each follows a termination."""
         never = torch.zeros_like(first)
         return replace(self, first=first, terminated=first, truncated=never, trial=never)
 
 
 @dataclass(frozen=True)
-class Script(Moments):
-    """The whole life of every agent `[A,N+1]`: one step more than is lived, for the tail."""
+class Script(StepBatch):
+    """All steps of every agent `[A,N+1]`: one more than is run, for the bootstrap value."""
 
     other_obs: Shaped[Tensor, "A N1 ..."]
-    """A second draw of everything there is to see, to change observations to."""
+    """A second draw of all observations, used to change them."""
 
     @property
     def agents(self) -> int:
-        """How many agents live."""
+        """Number of agents."""
         return self.first.shape[0]
 
     @property
     def steps(self) -> int:
-        """How many steps they live."""
+        """Number of steps to run."""
         return self.first.shape[1] - 1
 
-    def moments(self, start: int, stop: int) -> Moments:
-        """Cut a stretch out of everybody's life, `[A,T]`."""
-        cut = {each.name: getattr(self, each.name)[:, start:stop].clone() for each in fields(Moments)}
-        return Moments(**cut)
+    def step_batches(self, start: int, stop: int) -> StepBatch:
+        """Copy the steps from `start` to `stop`, `[A,T]`."""
+        return StepBatch(**{f.name: getattr(self, f.name)[:, start:stop].clone() for f in fields(StepBatch)})
 
-    def at(self, t: int) -> Moments:
-        """Take one step of everybody's life, `[A]`."""
-        return self.moments(t, t + 1)[:, 0]
+    def at(self, t: int) -> StepBatch:
+        """Copy one step, `[A]`."""
+        return self.step_batches(t, t + 1)[:, 0]
 
     def changed(self, where: Bool[Tensor, "A N1"]) -> "Script":
-        """Let agents see something else at some steps."""
+        """Replace the observations where the mask is true."""
         mask = where.reshape(*where.shape, *[1] * (self.obs.dim() - 2))
         return replace(self, obs=torch.where(mask, self.other_obs, self.obs))
 
-    def of(self, agents: Int[Tensor, " n"]) -> "Script":
-        """Take some agents, in some order."""
-        return self[agents]
-
-    def copied(self) -> "Script":
-        """Copy everything, for whoever might write into it."""
-        return Script(**{each.name: getattr(self, each.name).clone() for each in fields(self)})
-
 
 def write_script(
-    imagine: Imagine,
-    agents: int,
-    steps: int,
-    *,
-    share_of_starts: float,
-    absences: bool,
-    act: Imagine,
-    seed: int = 0,
+    draw_obs: Draw, agents: int, steps: int, *, share_of_starts: float, absences: bool, act: Draw, seed: int = 0
 ) -> Script:
-    """Draw a script: observations and actions somebody imagines; starts, trials and absences anywhere."""
+    """Draw a script with random episode starts, trials and, with `absences`, invalid steps."""
     generator = torch.Generator().manual_seed(seed)
     size = (agents, steps + 1)
     first, truncates, trial, absent = (
@@ -114,7 +97,7 @@ def write_script(
     )
     first[:, 0] = True
     absent[:, 0] = False
-    obs = imagine(size, generator)
+    obs = draw_obs(size, generator)
     script = Script(
         obs=obs,
         first=first,
@@ -123,20 +106,20 @@ def write_script(
         trial=trial,
         valid=~absent if absences else torch.ones_like(absent),
         action=act(size, generator),
-        other_obs=_another(obs, imagine, generator),
+        other_obs=_draw_different(obs, draw_obs, generator),
     )
-    # Nothing ended before the run began.
+    # No episode ends before the first step.
     script.terminated[:, 0] = script.truncated[:, 0] = False
     return script
 
 
-def _another(obs: Tensor, imagine: Imagine, generator: torch.Generator) -> Tensor:
-    """Draw observations that differ from the given ones everywhere."""
+def _draw_different(obs: Tensor, draw: Draw, generator: torch.Generator) -> Tensor:
+    """Draw observations that differ from `obs` at every step."""
     size = tuple(obs.shape[:2])
-    other = imagine(size, generator)
+    other = draw(size, generator)
     for _ in range(100):
         same = (other == obs).reshape(*size, -1).all(-1)
         if not bool(same.any()):
             return other
-        other = torch.where(same.reshape(*size, *[1] * (obs.dim() - 2)), imagine(size, generator), other)
-    raise ConfigError("There is only one observation to see, so nothing can be remembered.")
+        other = torch.where(same.reshape(*size, *[1] * (obs.dim() - 2)), draw(size, generator), other)
+    raise ConfigError("The observation space has one element, so there is nothing to remember.")

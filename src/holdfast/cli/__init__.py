@@ -1,4 +1,4 @@
-"""The verbs of the command line: thin, and every error is one line that says what to type."""
+"""The command line; every error is one line that says what to type."""
 
 import os
 import sys
@@ -15,57 +15,57 @@ from holdfast.version import __version__
 
 __all__ = ["main"]
 
-GOOD, NOT_GOOD, WRONG_CALL, UNHEARD = 0, 1, 2, 141
+OK, FAILED, USAGE_ERROR, BROKEN_PIPE = 0, 1, 2, 141
 
 VERBS = {"train": run_train, "eval": run_eval, "check": run_check, "export": run_export, "bench": run_bench}
 
 HELP = """usage: holdfast VERB ...
 
-  train [RECIPE] key=value ...   train a policy that remembers
-  train --resume runs/NAME       go on with a run that was interrupted
-  eval runs/NAME                 play a run's policy in unseen episodes, with its memory and without
+  train [RECIPE] key=value ...   train a recurrent policy
+  train --resume runs/NAME       resume an interrupted run
+  eval runs/NAME                 evaluate a run's policy on held-out episodes, with memory or ablated
   check TARGET                   prove or disprove a policy's memory, or a world's contract
-  export RUN --to onnx|torch     write a policy as one step that any program can run
-  bench memory                   time memory cells against torch's dense call, and whether they are right
+  export RUN --to onnx|torch     export a policy as a single-step model
+  bench memory                   time memory cells against torch's dense call, and check their results
 
   --version                      print the version
-  VERB --help                    tell more about a verb
+  VERB --help                    show the options of a verb
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one verb and return the exit code: 0 good, 1 not good, 2 the call is wrong, 141 nobody reads it."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    # A policy or world of one's own is looked for where one stands, as `python` does.
+    """Run one verb; return the exit code: 0 success, 1 failure, 2 usage error, 141 broken pipe."""
+    args = list(sys.argv[1:] if arguments is None else arguments)
+    # Import user code from the current directory, as `python` does.
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
-        code = _dispatch(words)
+        code = _dispatch(args)
         sys.stdout.flush()
         return code
     except BrokenPipeError:
-        # Nobody reads any more; what Python still has to say goes nowhere.
+        # Discard what Python still has to flush.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return UNHEARD
+        return BROKEN_PIPE
     except ConfigError as error:
         print(f"holdfast: {error}", file=sys.stderr)
-        return WRONG_CALL
+        return USAGE_ERROR
     except (HoldfastError, OSError) as error:
         print(f"holdfast: {error}", file=sys.stderr)
-        return NOT_GOOD
+        return FAILED
     except KeyboardInterrupt:
         print("holdfast: stopped.", file=sys.stderr)
-        return NOT_GOOD
+        return FAILED
 
 
-def _dispatch(words: list[str]) -> int:
-    if not words or words[0] in ("-h", "--help", "help"):
+def _dispatch(args: list[str]) -> int:
+    if not args or args[0] in ("-h", "--help", "help"):
         print(HELP, end="")
-        return GOOD
-    if words[0] == "--version":
+        return OK
+    if args[0] == "--version":
         print(f"holdfast {__version__}")
-        return GOOD
-    if words[0] in VERBS:
-        return VERBS[words[0]](words[1:])
-    hint = did_you_mean(words[0], VERBS, f"there is {', '.join(VERBS)}; see holdfast --help.")
-    raise ConfigError(f"There is no verb {words[0]!r}; {hint}")
+        return OK
+    if args[0] in VERBS:
+        return VERBS[args[0]](args[1:])
+    hint = did_you_mean(args[0], VERBS, f"there is {', '.join(VERBS)}; see holdfast --help.")
+    raise ConfigError(f"There is no verb {args[0]!r}; {hint}")

@@ -1,9 +1,9 @@
-"""`holdfast bench memory`: what remembering costs, against torch's dense call and others."""
+"""`holdfast bench memory`: time memory cells against torch's dense call and other implementations."""
 
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -11,270 +11,184 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from holdfast.bench import CELLS, PRECISIONS, RIVALS, Bench, Outcome, Precision, measure
-from holdfast.bench.cases import ON_CPU, TARGETS, Case, Sizes, cases_of
+from holdfast.bench.cases import CELLS, CPU_STARTS, GPU_STARTS, ON_CPU, PRECISIONS, TARGETS, Precision, cases_of
+from holdfast.bench.implementations import IMPLEMENTATIONS, ON_GPU_ONLY
+from holdfast.bench.memory import Bench, CaseResult, measure
 from holdfast.bench.processes import combined, in_processes
-from holdfast.bench.rivals import ON_GPU_ONLY
-from holdfast.bench.where import name_of, versions
-from holdfast.build import pick_device
+from holdfast.bench.report import lines_of, meaning, processes_table, speed_table
+from holdfast.bench.timing import name_of, versions
+from holdfast.build import select_device
 from holdfast.cli.allocator import keep_freed_memory
-from holdfast.cli.parser import Parser, count
-from holdfast.config import Config
-from holdfast.errors import ConfigError, did_you_mean
-from holdfast.report.speed import lines_of, meaning, processes_table, speed_table
+from holdfast.cli.arguments import Parser, count, one_of, output_file
+from holdfast.config.run import Config
+from holdfast.errors import ConfigError
 
-WHAT = "memory"
+TARGET = "memory"
 ROUNDS = {"cpu": 15, "cuda": 40}
 QUICK = 5
-SHARE, STARTS = 0.02, (0.0, 0.02, 0.1)
-"""Shares of steps that are starts: on a GPU, where they cost nothing, and on a CPU."""
-WIDE = 170
-"""Columns of a table that goes into a file."""
+FILE_WIDTH = 170
+"""Width of a table that is not printed to a terminal."""
 
 
-def run_bench(words: Sequence[str]) -> int:
-    """Measure case by case, tell each as it comes, then all in a table; 1 if one of ours is wrong."""
-    given = _parser().parse_args(words)
-    if given.what is None:
-        raise ConfigError(f"holdfast bench: say what to measure; there is {WHAT}: holdfast bench {WHAT}.")
-    if given.what != WHAT:
-        raise ConfigError(
-            f"holdfast bench {given.what}: {did_you_mean(given.what, [WHAT], f'there is {WHAT}.')}"
-        )
-    file = None if given.json is None else _file_for(given.json)
-    device = pick_device(Config(device=given.device))
-    out = Console(highlight=False, emoji=False, width=None if sys.stdout.isatty() else WIDE)
-    bench, cases, outcomes = _bench(given, device), _cases(given, device), []
-    if given.processes is not None:
-        return _several(given, file, device, out, len(cases))
-    for name in _absent(given, device):
-        _to_stderr(f"{name} is left out: {ON_GPU_ONLY[name]}")
+def run_bench(args: Sequence[str]) -> int:
+    """Measure all cases and print a table; return 1 if one of our cells is wrong."""
+    options = _parser().parse_args(args)
+    if options.what is None:
+        raise ConfigError(f"holdfast bench: nothing to measure is named; type: holdfast bench {TARGET}.")
+    file = None if options.json is None else output_file(options.json, "--json")
+    device = select_device(Config(device=options.device))
+    out = Console(highlight=False, emoji=False, width=None if sys.stdout.isatty() else FILE_WIDTH)
+    bench, outcomes = _bench(options, device), []
+    starts = options.starts or (GPU_STARTS if options.quick else [])
+    sizes = (options.hidden or [], options.batch or [], options.steps or [], options.layers)
+    cases = cases_of(device, options.cell or [], *sizes, starts)[: 1 if options.quick else None]
+    if options.processes is not None:
+        return _run_processes(options, file, device, out, len(cases))
+    for name in _gpu_only(options, device):
+        _log(f"{name} is skipped: {ON_GPU_ONLY[name]}")
     if device.type == "cpu":
-        # As in training: more of them wait for each other, and memory that was freed is kept.
+        # As in training: one thread, and freed memory is not returned to the system.
         torch.set_num_threads(1)
         keep_freed_memory()
-    many = "1 case" if len(cases) == 1 else f"{len(cases)} cases"
-    _to_stderr(f"{name_of(device)} · torch {torch.__version__} · {many}")
+    num_cases = "1 case" if len(cases) == 1 else f"{len(cases)} cases"
+    _log(f"{name_of(device)} · torch {torch.__version__} · {num_cases}")
     for case in cases:
         outcomes.append(measure(bench, case))
-        _tell(outcomes)
+        _log_result(outcomes)
         if file is not None:
-            # After every case: who is interrupted has what was measured.
-            _write(file, _as_json(device, outcomes))
-    return _end(outcomes, out)
+            # After every case, so that an interrupted benchmark has its results.
+            good = all(outcome.good for outcome in outcomes)
+            cases_as_json = [outcome.as_json() for outcome in outcomes]
+            _write(file, device, {"threads": torch.get_num_threads(), "good": good, "cases": cases_as_json})
+    return _print_table(outcomes, out)
 
 
-def _end(outcomes: Sequence[Outcome], out: Console) -> int:
-    """Lay all cases out in a table; 1 if one of ours is wrong or failed."""
+def _print_table(outcomes: Sequence[CaseResult], out: Console) -> int:
+    """Print the table; return 1 if one of our cells is wrong or failed."""
     good = all(outcome.good for outcome in outcomes)
     if good and not any(outcome.measured for outcome in outcomes):
-        raise ConfigError("Nothing could be measured, for the reasons above; ask for others: --rivals dense.")
+        raise ConfigError("Nothing could be measured, for the reasons above; choose others: --rivals dense.")
     out.print(speed_table(outcomes, out.width))
     out.print(meaning(outcomes), markup=False)
     return 0 if good else 1
 
 
-def _tell(outcomes: Sequence[Outcome]) -> None:
-    """Tell the last case; whoever is left out again for the same reason was told before."""
+def _log_result(outcomes: Sequence[CaseResult]) -> None:
+    """Log the last case; skipped implementations are logged once per reason."""
     *before, last = outcomes
-    told = {absent for outcome in before for absent in outcome.left_out}
-    for line in (*lines_of(last), *(absent.line() for absent in last.left_out if absent not in told)):
-        _to_stderr(line)
+    logged = {skipped for outcome in before for skipped in outcome.left_out}
+    for line in (*lines_of(last), *(skipped.line() for skipped in last.left_out if skipped not in logged)):
+        _log(line)
 
 
-def _several(
-    given: argparse.Namespace, file: Path | None, device: torch.device, out: Console, cases: int
+def _run_processes(
+    options: argparse.Namespace, file: Path | None, device: torch.device, out: Console, cases: int
 ) -> int:
-    """Measure in fresh processes, one after the other."""
+    """Measure in several fresh processes, one after the other."""
     runs = []
-    for run in in_processes(_again(given), given.processes, cases, _to_stderr):
+    for run in in_processes(_to_args(options), options.processes, cases, _log):
         runs.append(run)
         if file is not None:
-            _write(file, {**_about(device), "processes": combined(runs), "runs": runs})
+            _write(file, device, {"processes": combined(runs), "runs": runs})
     out.print(processes_table(combined(runs)))
     return 0 if all(run["good"] for run in runs) else 1
 
 
-def _again(given: argparse.Namespace) -> list[str]:
-    """Say the same in words, but for the number of processes and the file."""
-    words = ["--quick"] if given.quick else []
-    for name, value in vars(given).items():
+def _to_args(options: argparse.Namespace) -> list[str]:
+    """Return the options as arguments, without --processes and --json."""
+    args = ["--quick"] if options.quick else []
+    for name, value in vars(options).items():
         if name not in ("what", "quick", "processes", "json") and value is not None:
-            words += [f"--{name}", ",".join(map(str, value)) if isinstance(value, list) else str(value)]
-    return words
+            args += [f"--{name}", ",".join(map(str, value)) if isinstance(value, list) else str(value)]
+    return args
 
 
-def _bench(given: argparse.Namespace, device: torch.device) -> Bench:
-    usual: Precision = "bfloat16" if device.type == "cuda" else "float32"
-    precisions: list[Precision] = given.precision or [usual]
+def _bench(options: argparse.Namespace, device: torch.device) -> Bench:
+    default: Precision = "bfloat16" if device.type == "cuda" else "float32"
+    precisions: list[Precision] = options.precision or [default]
     if device.type == "cpu" and precisions != ["float32"]:
         raise ConfigError(
-            f"--precision {','.join(precisions)}: on a CPU float32 is measured; leave it out, or use "
-            "--device cuda."
+            f"--precision {','.join(precisions)}: a CPU measures float32 only; leave it out, or use --device cuda."
         )
-    absent = _absent(given, device)
-    if given.rivals and len(absent) == len(given.rivals):
-        why = " ".join(f"{name}: {ON_GPU_ONLY[name]}" for name in absent)
-        raise ConfigError(
-            f"--rivals {','.join(absent)}: none is measured here. {why} Try --rivals holdfast,dense."
-        )
-    rounds = given.rounds or (QUICK if given.quick else ROUNDS[device.type])
-    return Bench(device, given.rivals or list(RIVALS), precisions, rounds, say=_passing)
+    skipped = _gpu_only(options, device)
+    if options.rivals and len(skipped) == len(options.rivals):
+        reasons = " ".join(f"{name}: {ON_GPU_ONLY[name]}" for name in skipped)
+        raise ConfigError(f"--rivals {','.join(skipped)}: none runs on a CPU. {reasons} Try --rivals holdfast,dense.")
+    rounds = options.rounds or (QUICK if options.quick else ROUNDS[device.type])
+    return Bench(device, options.rivals or list(IMPLEMENTATIONS), precisions, rounds, log=_progress)
 
 
-def _absent(given: argparse.Namespace, device: torch.device) -> list[str]:
-    """List who was asked for by name and cannot be measured on this device."""
-    return [name for name in given.rivals or [] if device.type == "cpu" and name in ON_GPU_ONLY]
-
-
-def _cases(given: argparse.Namespace, device: torch.device) -> list[Case]:
-    on_gpu = device.type == "cuda"
-    several = [SHARE] if on_gpu or given.quick else STARTS
-    cases = cases_of(
-        device,
-        given.cell or (CELLS if on_gpu else CELLS[:1]),
-        given.hidden or [],
-        given.batch or [],
-        given.steps or [64],
-        given.layers,
-        given.starts or several,
-    )
-    # The first of each list.
-    return cases[:1] if given.quick else cases
+def _gpu_only(options: argparse.Namespace, device: torch.device) -> list[str]:
+    """List the requested implementations that this device cannot run."""
+    return [name for name in options.rivals or [] if device.type == "cpu" and name in ON_GPU_ONLY]
 
 
 def _parser() -> Parser:
     parser = Parser(
         prog="holdfast bench",
         usage="holdfast bench memory [options]",
-        description="Time our memory cells forwards and backwards, with starts inside segments, against "
-        "torch's dense call without them, a loop over steps and, where it is installed, TorchRL's kernel: in "
-        "one run, in turns. An option that takes a LIST replaces that list alone; all are put together.",
+        description="Time our memory cells, forward and backward, with episode starts inside segments, "
+        "against torch's dense call without resets, a loop over steps and TorchRL's kernel (if installed), "
+        "in turns. An option that takes a LIST replaces that default; all combinations are measured.",
     )
+    precisions = (
+        f"some of {','.join(PRECISIONS)} (bfloat16 on a GPU, where dense also runs in float16; a CPU runs float32 only)"
+    )
+    hidden, gpu_hidden = (_join(hidden for hidden, _ in sizes) for sizes in (ON_CPU, TARGETS))
+    batch, gpu_batch = (_join(sorted({B for _, rows in sizes for B in rows})) for sizes in (ON_CPU, TARGETS))
+    largest = "the largest not with the largest hidden size, unless either is set"
+    starts = f"fractions of steps that start an episode ({_join(CPU_STARTS)}; on a GPU {_join(GPU_STARTS)})"
+    rivals = f"implementations: some of {','.join(IMPLEMENTATIONS)} (all)"
+    counts = {"type": _comma_list(count), "metavar": "LIST"}
     add = parser.add_argument
-    add("what", nargs="?", metavar=WHAT, help="what to measure")
-    add("--cell", type=_each(_one_of(CELLS)), metavar="LIST", help="lstm,gru (both on a GPU, lstm elsewhere)")
-    add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to compute (auto)")
-    add(
-        "--precision",
-        type=_each(_one_of(PRECISIONS)),
-        metavar="LIST",
-        help=f"some of {','.join(PRECISIONS)} (bfloat16 on a GPU, where dense is measured in float16 too; "
-        "on a CPU there is float32 alone)",
-    )
-    _add_sizes(parser)
-    add(
-        "--rivals",
-        type=_each(_one_of(tuple(RIVALS))),
-        metavar="LIST",
-        help=f"some of {','.join(RIVALS)} (all)",
-    )
-    add(
-        "--rounds",
-        type=count,
-        metavar="N",
-        help=f"how often each is timed ({ROUNDS['cpu']}, on a GPU {ROUNDS['cuda']})",
-    )
-    add("--quick", action="store_true", help=f"{QUICK} rounds, and the first of each list; {SHARE} starts")
-    add("--processes", type=count, metavar="N", help="measure it all in so many fresh processes")
-    add("--json", metavar="FILE", help="write all figures to this file, after every case or process")
+    add("what", nargs="?", type=one_of([TARGET]), metavar=TARGET, help="what to measure")
+    add("--cell", type=_comma_list(one_of(CELLS)), metavar="LIST", help="lstm,gru (both on a GPU, lstm elsewhere)")
+    add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="device (auto)")
+    add("--precision", type=_comma_list(one_of(PRECISIONS)), metavar="LIST", help=precisions)
+    add("--hidden", **counts, help=f"hidden sizes ({hidden}; on a GPU {gpu_hidden})")
+    add("--batch", **counts, help=f"batch sizes ({batch}; on a GPU {gpu_batch}, {largest})")
+    add("--steps", **counts, help="steps of a segment (64)")
+    add("--layers", type=count, default=1, metavar="N", help="layers (1)")
+    add("--starts", type=_comma_list(_fraction), metavar="LIST", help=starts)
+    add("--rivals", type=_comma_list(one_of(tuple(IMPLEMENTATIONS))), metavar="LIST", help=rivals)
+    add("--rounds", type=count, metavar="N", help=f"timings of each ({ROUNDS['cpu']}, on a GPU {ROUNDS['cuda']})")
+    add("--quick", action="store_true", help=f"{QUICK} rounds of the first case, {_join(GPU_STARTS)} starts")
+    add("--processes", type=count, metavar="N", help="repeat the benchmark in N fresh processes")
+    add("--json", metavar="FILE", help="write all results to this file, after every case or process")
     return parser
 
 
-def _add_sizes(parser: Parser) -> None:
-    add = parser.add_argument
-    add(
-        "--hidden",
-        type=_each(count),
-        metavar="LIST",
-        help=f"hidden sizes ({_hidden(ON_CPU)}; on a GPU {_hidden(TARGETS)})",
-    )
-    add(
-        "--batch",
-        type=_each(count),
-        metavar="LIST",
-        help=f"rows of a segment ({_rows(ON_CPU)}; on a GPU {_rows(TARGETS)}, the largest not with the "
-        "largest hidden size unless one of the two is given)",
-    )
-    add("--steps", type=_each(count), metavar="LIST", help="steps of a row (64)")
-    add("--layers", type=count, default=1, metavar="N", help="layers (1)")
-    add(
-        "--starts",
-        type=_each(_share),
-        metavar="LIST",
-        help=f"shares of steps that are starts ({','.join(f'{share:g}' for share in STARTS)}; "
-        f"on a GPU {SHARE})",
-    )
+def _join(numbers: Iterable[int | float]) -> str:
+    return ",".join(f"{number:g}" for number in numbers)
 
 
-def _hidden(usual: Sizes) -> str:
-    return ",".join(str(hidden) for hidden, _ in usual)
-
-
-def _rows(usual: Sizes) -> str:
-    return ",".join(str(rows) for rows in sorted({rows for _, each in usual for rows in each}))
-
-
-def _each(read: Callable[[str], Any]) -> Callable[[str], list[Any]]:
-    """Read several, with commas between them."""
+def _comma_list(read: Callable[[str], Any]) -> Callable[[str], list[Any]]:
+    """Parse a comma-separated list."""
     return lambda text: [read(word.strip()) for word in text.split(",")]
 
 
-def _one_of(known: Sequence[str]) -> Callable[[str], str]:
-    def read(word: str) -> str:
-        meant = word.replace("-", " ")
-        if meant not in known:
-            hint = did_you_mean(meant, known, f"there is {', '.join(known)}")
-            raise argparse.ArgumentTypeError(f"{word}: {hint.rstrip('.')}")
-        return meant
-
-    return read
-
-
-def _share(text: str) -> float:
+def _fraction(text: str) -> float:
     try:
-        share = float(text)
+        fraction = float(text)
     except ValueError:
-        share = -1.0
-    if not 0 <= share <= 1:
-        raise argparse.ArgumentTypeError(f"{text}: give a share from 0 to 1, such as 0.02")
-    return share
+        fraction = -1.0
+    if not 0 <= fraction <= 1:
+        raise argparse.ArgumentTypeError(f"{text}: give a fraction from 0 to 1, such as 0.02")
+    return fraction
 
 
-def _file_for(name: str) -> Path:
-    """Say where figures go, before anybody waits for them."""
-    file = Path(name)
-    if file.is_dir() or not file.parent.is_dir():
-        raise ConfigError(f"{file} cannot be written; name a file in a folder that exists: --json FILE.")
-    return file
+def _write(file: Path, device: torch.device, results: dict[str, Any]) -> None:
+    """Write results with the date, the machine and its software."""
+    date = datetime.now().astimezone().isoformat(timespec="seconds")
+    text = json.dumps({"date": date, "device": name_of(device), "versions": versions(), **results}, indent=2)
+    file.write_text(text, encoding="utf-8")
 
 
-def _write(file: Path, told: dict[str, Any]) -> None:
-    file.write_text(json.dumps(told, indent=2), encoding="utf-8")
-
-
-def _as_json(device: torch.device, outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    return {
-        **_about(device),
-        "threads": torch.get_num_threads(),
-        "good": all(outcome.good for outcome in outcomes),
-        "cases": [outcome.as_json() for outcome in outcomes],
-    }
-
-
-def _about(device: torch.device) -> dict[str, Any]:
-    return {
-        "date": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "device": name_of(device),
-        "versions": versions(),
-    }
-
-
-def _to_stderr(line: str) -> None:
+def _log(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _passing(line: str) -> None:
-    """Say what goes on, to people only; the next line takes its place."""
+def _progress(line: str) -> None:
+    """Show progress on a terminal; the next line replaces it."""
     if sys.stderr.isatty():
         print(f"\r{line:<100}", end="\r", file=sys.stderr, flush=True)

@@ -1,51 +1,157 @@
-"""`holdfast check`: prove or disprove a policy's memory, or the contract of a world."""
+"""`holdfast check`: measure the laws on a policy, a run or a world."""
 
 import argparse
+import inspect
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
+from typing import Any
 
+import torch
 from rich.console import Console
 
-from holdfast.check.conditions import Conditions
-from holdfast.check.laws import examine
-from holdfast.check.results import Laws
-from holdfast.check.subject import Subject
-from holdfast.check.world import WorldToCheck, examine_world
-from holdfast.cli.keys import parse_words
-from holdfast.cli.parser import Parser
-from holdfast.cli.target import WORLD, find_target, find_world
-from holdfast.errors import ConfigError
-from holdfast.report.verdict import show
+from holdfast.build import build_world, load_policy
+from holdfast.check.adapters import adapt
+from holdfast.check.adapters.base import PolicyAdapter
+from holdfast.check.laws import run_laws, run_world_laws
+from holdfast.check.preflight import Conditions
+from holdfast.check.world_recording import AGENTS, WorldUnderTest
+from holdfast.cli.arguments import Parser, add_trust_code, output_file, parse_overrides
+from holdfast.config.run import all_keys, override
+from holdfast.errors import ConfigError, HoldfastError, error_text
+from holdfast.policies import LSTMWrapper
+from holdfast.recipes import DEFAULT, find_recipe
+from holdfast.registry import import_object
+from holdfast.report.check_report import print_laws
+from holdfast.rng import isolated_rng
+from holdfast.trust import trusting
+from holdfast.worlds import closing_world
+
+WORLD = "world:"
 
 
-def run_check(words: Sequence[str]) -> int:
+def find_target(target: str, obs: str | None = None) -> PolicyAdapter:
+    """Return the adapter of the policy a target names."""
+    options: dict[str, Any] = {} if obs is None else {"obs": _shape(obs)}
+    path, cpu = Path(target), torch.device("cpu")
+    if (path / "config.json").exists():
+        if obs is not None:
+            raise ConfigError(f"--obs is for policies of other libraries; {target} has its own world.")
+        policy, config = load_policy(path, cpu, to_stderr)
+        with closing_world(build_world(config, cpu, agents=config.world.agents, seed=0)) as world:
+            return adapt(policy, world)
+    if target.endswith((".yaml", ".yml")) and not target.startswith("component:"):
+        target = f"component:{target}"
+    if path.is_dir() or ("/" in target and ":" not in target):
+        find_run(target)
+    if ":" not in target or target.startswith("component:"):
+        return adapt(target, **options)
+    obj = import_object(target, "")
+    if isinstance(obj, type) and issubclass(obj, LSTMWrapper):
+        return adapt(target, **options)
+    # Seeded, so that the policy has the same weights each time.
+    with isolated_rng(0):
+        return adapt(_instantiate(obj, target), **options)
+
+
+def to_stderr(text: str) -> None:
+    """Print a message to standard error."""
+    print(f"holdfast: {text}", file=sys.stderr)
+
+
+def find_run(name: str) -> Path:
+    """Return a run's folder, or raise an error that says why there is none."""
+    folder = Path(name)
+    if not folder.exists():
+        raise ConfigError(f"{name} does not exist; a run's folder is for example runs/NAME.")
+    if folder.is_file():
+        raise ConfigError(f"{name} is a file; give the folder it is in, {folder.parent}.")
+    if not (folder / "config.json").exists():
+        raise ConfigError(f"{name} is a folder without config.json, so it is no run.")
+    return folder
+
+
+def find_world(target: str, keys: Mapping[str, str], steps: int | None = None) -> WorldUnderTest:
+    """Return the world that a target and the keys of `holdfast train` name."""
+    name = target.removeprefix(WORLD)
+    if not name:
+        raise ConfigError("Name the world to check, for example: holdfast check world:recall world.delay=4.")
+    for key in keys:
+        if key in ("world", "world.name"):
+            raise ConfigError(f"{key}={keys[key]} names a second world beside {target}; give one.")
+        if key in all_keys() and key != "seed" and not key.startswith("world."):
+            raise ConfigError(f"{key}={keys[key]} is not a key of a world; give seed, or keys of world.")
+    agents = keys.get("world.agents", str(AGENTS))
+    # Nothing is trained, so the sizes fit any number of agents.
+    sizes = {"trainer.bptt_horizon": 1, "trainer.minibatch_size": 1, "trainer.batch_size": agents}
+    config = override(find_recipe(DEFAULT), {"world": name, "world.agents": agents, **sizes, **keys})
+    return WorldUnderTest(
+        lambda agents, seed: build_world(config, torch.device("cpu"), agents=agents, seed=seed),
+        agents=config.world.agents if "world.agents" in keys else None,
+        steps=steps,
+        seed=config.seed,
+    )
+
+
+def _instantiate(obj: Any, target: str) -> Any:
+    """Call a class or function that makes the policy; return a policy as it is."""
+    if isinstance(obj, torch.nn.Module | PolicyAdapter) or not callable(obj):
+        return obj
+    try:
+        inspect.signature(obj).bind()
+    except TypeError as error:
+        hint = "write a function that makes it"
+        raise ConfigError(f"{target} cannot be made without arguments ({error}); {hint}.") from error
+    try:
+        return obj()
+    except HoldfastError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{target} cannot be made: {error_text(error)}") from error
+
+
+def _shape(obs: str) -> tuple[int, ...]:
+    try:
+        shape = tuple(int(size) for size in obs.split(","))
+    except ValueError:
+        shape = ()
+    if not shape or min(shape) < 1:
+        raise ConfigError(f"--obs {obs}: write the shape of an observation, for example 4 or 3,84,84.")
+    return shape
+
+
+def run_check(args: Sequence[str]) -> int:
     """Measure the laws, print them, and return 0 if all hold."""
-    asked = _parser().parse_intermixed_args(words)
-    target, keys = _target_of(asked)
-    if target.startswith(WORLD) and asked.html is not None:
-        raise ConfigError(
-            f"{target}: pages show what memory reaches, and a world has none; leave out --html."
-        )
-    page = None if asked.html is None else _page_for(target, asked.html)
+    options = _parser().parse_intermixed_args(args)
+    target, keys = _parse_target(options)
+    if target.startswith(WORLD) and options.html is not None:
+        raise ConfigError(f"{target}: pages show the reach of a memory, and a world has none; omit --html.")
+    name = Path(target).resolve().name if Path(target).is_dir() else target
+    default_page = f"check-{re.sub(r'[^A-Za-z0-9._-]+', '-', name)}.html"
+    page = None if options.html is None else output_file(options.html or default_page, "--html")
     screen = Console(highlight=False, soft_wrap=True, emoji=False)
-    with redirect_stdout(sys.stderr) if asked.json else nullcontext():
-        # Whatever a policy prints, what is said on standard output is one JSON object.
-        found = _found(target, keys, asked)
-        laws = _measure(found, screen, Conditions(asked.device or "cpu", asked.precision, asked.kernel))
-    if asked.json:
+    with redirect_stdout(sys.stderr) if options.json else nullcontext(), trusting(options.trust_code):
+        # Standard output has one JSON object, whatever a policy prints.
+        subject = _find_subject(target, keys, options)
+        conditions = Conditions(options.device or "cpu", options.precision, options.kernel)
+        with screen.status("") as status:
+            if isinstance(subject, WorldUnderTest):
+                laws = run_world_laws(subject, status.update)
+            else:
+                laws = run_laws(subject, status.update, conditions=conditions)
+    if options.json:
         print(json.dumps(laws.as_json(), indent=2))
     else:
-        show(screen, laws)
+        print_laws(screen, laws)
     if page is not None:
-        # Pictures take a while to import.
+        # Imported here, because matplotlib takes a while to import.
         from holdfast.report.check_page import check_page
 
         page.write_text(check_page(laws, f"The memory of {target}"), encoding="utf-8")
-        print(f"page {page}", file=sys.stderr if asked.json else sys.stdout)
+        print(f"page {page}", file=sys.stderr if options.json else sys.stdout)
     return 0 if laws.ok else 1
 
 
@@ -53,83 +159,65 @@ def _parser() -> Parser:
     parser = Parser(
         prog="holdfast check",
         usage="holdfast check TARGET [key=value ...] [options]",
-        description="Measure the laws of memory on a policy, or those of a world.",
+        description="Measure the laws of memory on a policy, or the laws of a world.",
     )
-    parser.add_argument(
-        "words",
-        nargs="*",
-        metavar="TARGET",
-        help="a policy's name, component:NAME, a run's folder, package.module:Name of a class or policy, or "
-        "world:NAME with its keys as in holdfast train: world:recall world.delay=4",
+    target = (
+        "a policy's name, component:NAME, a run's folder, package.module:Name of a class or policy, or world:NAME with "
+        "keys of holdfast train: world:recall world.delay=4"
     )
-    parser.add_argument("--policy", metavar="TARGET", help="another way to say it")
-    parser.add_argument("--world", metavar="NAME", help="another way to say world:NAME")
-    parser.add_argument("--obs", metavar="SHAPE", help="what a foreign policy sees: 4, or 3,84,84")
-    parser.add_argument("--steps", type=int, metavar="N", help="how long to live in a world; else as needed")
-    parser.add_argument(
-        "--device", metavar="cpu|cuda", help="where to measure a policy of ours; else the CPU"
-    )
-    parser.add_argument(
-        "--precision",
-        metavar="float32|bfloat16",
-        help="what its layers compute in; else what it computes in by itself",
-    )
-    parser.add_argument(
-        "--kernel", metavar="auto|torch|triton", help="what runs its LSTM or GRU; else the one it has"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
-    parser.add_argument("--html", nargs="?", const="", metavar="FILE", help="write a page with pictures too")
+    add = parser.add_argument
+    add("words", nargs="*", metavar="TARGET", help=target)
+    add("--policy", metavar="TARGET", help="same as TARGET")
+    add("--world", metavar="NAME", help="same as world:NAME")
+    add("--obs", metavar="SHAPE", help="observation shape of another library's policy: 4, or 3,84,84")
+    add("--steps", type=int, metavar="N", help="steps to record of a world (default: as needed)")
+    add("--device", metavar="cpu|cuda", help="device of a Holdfast policy (default: cpu)")
+    add("--precision", metavar="float32|bfloat16", help="precision of its layers (default: the policy's own)")
+    add("--kernel", metavar="auto|torch|triton", help="kernel of its LSTM or GRU (default: the policy's own)")
+    add_trust_code(parser)
+    add("--json", action="store_true", help="print one JSON object instead of the table")
+    add("--html", nargs="?", const="", metavar="FILE", help="write a page with plots too")
     return parser
 
 
-def _target_of(asked: argparse.Namespace) -> tuple[str, dict[str, str]]:
-    """Find the one thing to check, however it was said, and the keys that were given with it."""
-    named = [asked.policy, asked.world and f"{WORLD}{asked.world.removeprefix(WORLD)}"]
-    there = [each for each in named if each]
-    rest = list(asked.words)
-    if rest and ("=" not in rest[0] or not there):
-        there = [rest.pop(0), *there]
-    if len(there) > 1:
-        raise ConfigError(f"Name one thing to check, not both {there[0]} and {there[1]}.")
-    if not there:
-        page = f"; {asked.html} was taken for the page's name, put it first" if asked.html else ""
+def _parse_target(options: argparse.Namespace) -> tuple[str, dict[str, str]]:
+    """Return the one target, from the words or the options, and its keys."""
+    named = [options.policy, options.world and f"{WORLD}{options.world.removeprefix(WORLD)}"]
+    targets = [name for name in named if name]
+    rest = list(options.words)
+    if rest and ("=" not in rest[0] or not targets):
+        targets = [rest.pop(0), *targets]
+    if not targets:
+        page = f"; {options.html} was taken for the page's name, put it first" if options.html else ""
         raise ConfigError(f"Name one thing to check, for example: holdfast check fast --html{page}.")
-    more, keys = parse_words(rest)
-    if more is not None:
-        told = f"not both {there[0]} and {more}; see holdfast check --help."
-        raise ConfigError(f"Name one thing to check, {told}")
-    return there[0], keys
+    second, keys = parse_overrides(rest) if len(targets) == 1 else (targets[1], {})
+    if second is not None:
+        raise ConfigError(f"Name one thing to check, not both {targets[0]} and {second}; see holdfast check --help.")
+    return targets[0], keys
 
 
-def _found(target: str, keys: dict[str, str], asked: argparse.Namespace) -> Subject | WorldToCheck:
-    """Build what is to be checked; refuse what says nothing about it."""
+def _find_subject(target: str, keys: dict[str, str], options: argparse.Namespace) -> PolicyAdapter | WorldUnderTest:
+    """Build the policy or the world to check; refuse options of the other."""
     if not target.startswith(WORLD):
-        if keys or asked.steps is not None:
-            word = "--steps" if asked.steps is not None else next(iter(keys))
-            raise ConfigError(
-                f"{word} is for worlds, for example: holdfast check world:recall world.delay=4."
-            )
-        return find_target(target, asked.obs)
+        if keys or options.steps is not None:
+            raise _world_only("--steps" if options.steps is not None else next(iter(keys)))
+        return find_target(target, options.obs)
     for word in ("device", "precision", "kernel"):
-        if getattr(asked, word) is not None:
+        if getattr(options, word) is not None:
             raise ConfigError(f"--{word} is for policies, for example: holdfast check fast --{word} ...")
-    if asked.obs is not None:
-        raise ConfigError(f"--obs is for foreign policies; what {target} shows is in its spec.")
-    return find_world(target, keys, asked.steps)
+    if options.obs is not None:
+        raise ConfigError(f"--obs is for policies of other libraries; the spec of {target} has its own.")
+    return find_world(target, keys, options.steps)
 
 
-def _page_for(target: str, file: str) -> Path:
-    """Say where the page goes, before anybody waits for the measurements."""
-    name = Path(target).resolve().name if Path(target).is_dir() else target
-    page = Path(file or f"check-{re.sub(r'[^A-Za-z0-9._-]+', '-', name)}.html")
-    if page.is_dir() or not page.parent.is_dir():
-        raise ConfigError(f"{page} cannot be written; name a file in a folder that exists: --html FILE.")
-    return page
-
-
-def _measure(subject: Subject | WorldToCheck, screen: Console, conditions: Conditions | None = None) -> Laws:
-    """Measure law by law, and say which one it is meanwhile."""
-    with screen.status("") as status:
-        if isinstance(subject, WorldToCheck):
-            return examine_world(subject, status.update)
-        return examine(subject, status.update, conditions=conditions)
+def _world_only(word: str) -> ConfigError:
+    """Explain why an option or a key does not apply to a policy."""
+    section, _, name = word.partition(".")
+    if section == "policy" and name in ("kernel", "precision"):
+        return ConfigError(f"{word} is no key of this command; write --{name}, see holdfast check --help.")
+    if section in ("policy", "memory", "trainer"):
+        return ConfigError(
+            f"{word} is no key of this command, whose keys are those of worlds; check a policy with options "
+            'in Python: holdfast.check(holdfast.make_policy("fast", world, memory="gru"), world).'
+        )
+    return ConfigError(f"{word} is for worlds, for example: holdfast check world:recall world.delay=4.")

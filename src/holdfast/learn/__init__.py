@@ -1,22 +1,8 @@
-"""What is learnt: advantage and losses as functions of tensors, stale states, teachers, and the update."""
+"""Learning: advantages and losses as functions of tensors, segment replay, teachers, optimizers, PPO."""
 
-from holdfast.learn.objective import loss_of
+from holdfast.learn.optimizers import trainer_config_at, weight_metrics
+from holdfast.learn.ppo import Learner
 from holdfast.learn.replay import replay
-from holdfast.learn.schedules import knobs_at
-from holdfast.learn.targets import Targets, normalised, targets_of
-from holdfast.learn.teachers import Lesson, heard_by
-from holdfast.learn.update import Learner
-from holdfast.learn.weights import weight_metrics
+from holdfast.learn.teachers import Teacher
 
-__all__ = [
-    "Learner",
-    "Lesson",
-    "Targets",
-    "heard_by",
-    "knobs_at",
-    "loss_of",
-    "normalised",
-    "replay",
-    "targets_of",
-    "weight_metrics",
-]
+__all__ = ["Learner", "Teacher", "replay", "trainer_config_at", "weight_metrics"]

@@ -1,48 +1,48 @@
-"""The terms of the PPO loss: functions of tensors, each over the steps somebody acted in."""
+"""The PPO ratio, each term of the loss, and their sum; means and normalization over valid steps."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
+from tensordict import TensorDictBase
 from torch import distributed
 
-from holdfast.shapes import Bool, Float, Tensor
+from holdfast.learn.advantage import Targets
+from holdfast.policies import ActionDistribution
+from holdfast.types import Bool, Float, Tensor
 
 
-def mean_over(x: Float[Tensor, "B T"], valid: Bool[Tensor, "B T"]) -> Float[Tensor, ""]:
-    """Average over valid steps: sum(x v) / sum(v)."""
+def masked_mean(x: Float[Tensor, "B T"], valid: Bool[Tensor, "B T"]) -> Float[Tensor, ""]:
+    """Mean over valid steps: sum(x v) / sum(v)."""
     return torch.where(valid, x, 0.0).sum() / valid.sum().clamp(min=1)
 
 
-def normalize(x: Float[Tensor, "B T"], valid: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
-    """Shift and scale valid steps to mean 0 and deviation 1: (x - mean) / (std + 1e-8).
+def masked_normalize(x: Float[Tensor, "B T"], valid: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    """Normalize valid steps to mean 0 and standard deviation 1: (x - mean) / (std + 1e-8).
 
-    Where several processes train, mean and deviation are those of the valid steps of all of them.
+    With several processes, mean and deviation are over the valid steps of all of them.
     """
-    steps = _everywhere(valid.sum()).clamp(min=1)
+    steps = all_reduce_sum(valid.sum()).clamp(min=1)
 
     def mean(y: Tensor) -> Tensor:
-        return _everywhere(torch.where(valid, y, 0.0).sum()) / steps
+        return all_reduce_sum(torch.where(valid, y, 0.0).sum()) / steps
 
     centred = x - mean(x)
     return centred / (torch.sqrt(mean(centred.square())) + 1e-8)
 
 
-def _everywhere(total: Tensor) -> Tensor:
-    """Add up what each process has; alone, that is all there is."""
+def all_reduce_sum(total: Tensor) -> Tensor:
+    """Sum a tensor over all processes, in place."""
     if distributed.is_available() and distributed.is_initialized():
         distributed.all_reduce(total)
     return total
 
 
 def policy_loss(
-    log_ratio: Float[Tensor, "B T"],
-    advantage: Float[Tensor, "B T"],
-    valid: Bool[Tensor, "B T"],
-    clip: float,
+    log_ratio: Float[Tensor, "B T"], advantage: Float[Tensor, "B T"], valid: Bool[Tensor, "B T"], clip: float
 ) -> Float[Tensor, ""]:
-    """Clip what moves too far: mean max(-A r, -A clip(r, 1 - eps, 1 + eps)), r = exp(log_ratio)."""
+    """Clipped surrogate loss: mean max(-A r, -A clip(r, 1 - eps, 1 + eps)), r = exp(log_ratio)."""
     ratio = log_ratio.exp()
-    return mean_over(torch.maximum(-advantage * ratio, -advantage * ratio.clamp(1 - clip, 1 + clip)), valid)
+    return masked_mean(torch.maximum(-advantage * ratio, -advantage * ratio.clamp(1 - clip, 1 + clip)), valid)
 
 
 def value_loss(
@@ -55,30 +55,28 @@ def value_loss(
     """1/2 mean (v - R)^2; with a clip 1/2 mean max((v - R)^2, (v_old + clip(v - v_old) - R)^2)."""
     error = (value - returns).square()
     if clip is not None:
-        near = old_value + (value - old_value).clamp(-clip, clip)
-        error = torch.maximum(error, (near - returns).square())
-    return 0.5 * mean_over(error, valid)
+        clipped = old_value + (value - old_value).clamp(-clip, clip)
+        error = torch.maximum(error, (clipped - returns).square())
+    return 0.5 * masked_mean(error, valid)
 
 
 def approximate_kl(log_ratio: Float[Tensor, "B T"], valid: Bool[Tensor, "B T"]) -> Float[Tensor, ""]:
-    """How far the policy moved: mean(r - 1 - log r)."""
-    return mean_over(log_ratio.exp() - 1 - log_ratio, valid)
+    """Approximate KL(old, new): mean(r - 1 - log r)."""
+    return masked_mean(log_ratio.exp() - 1 - log_ratio, valid)
 
 
-def clip_fraction(
-    log_ratio: Float[Tensor, "B T"], valid: Bool[Tensor, "B T"], clip: float
-) -> Float[Tensor, ""]:
-    """Share of steps whose ratio left [1 - eps, 1 + eps]."""
-    return mean_over(((log_ratio.exp() - 1).abs() > clip).to(log_ratio.dtype), valid)
+def clip_fraction(log_ratio: Float[Tensor, "B T"], valid: Bool[Tensor, "B T"], clip: float) -> Float[Tensor, ""]:
+    """Share of steps whose ratio is outside [1 - eps, 1 + eps]."""
+    return masked_mean(((log_ratio.exp() - 1).abs() > clip).to(log_ratio.dtype), valid)
 
 
 def explained_variance(
     value: Float[Tensor, "B T"], returns: Float[Tensor, "B T"], valid: Bool[Tensor, "B T"]
 ) -> Float[Tensor, ""]:
-    """1 - var(R - v) / var(R): 1 is perfect, 0 no better than a constant, or nothing to explain."""
+    """1 - var(R - v) / var(R): 1 is perfect, 0 no better than a constant, or constant returns."""
 
     def variance(x: Tensor) -> Tensor:
-        return mean_over((x - mean_over(x, valid)).square(), valid)
+        return masked_mean((x - masked_mean(x, valid)).square(), valid)
 
     total = variance(returns)
     return torch.where(total > 1e-8, 1 - variance(returns - value) / total.clamp(min=1e-8), 0.0)
@@ -87,9 +85,65 @@ def explained_variance(
 def l2_distance(
     weights: Iterable[Float[Tensor, "..."]], anchors: Iterable[Float[Tensor, "..."]] | None = None
 ) -> Float[Tensor, ""]:
-    """Say how far weights are from their anchors: sum (w - a)^2, whose gradient is 2 (w - a).
-
-    Without anchors they are zeros.
-    """
+    """Squared L2 distance of weights from their anchors (none: zeros): sum (w - a)^2."""
     pairs = ((w, None) for w in weights) if anchors is None else zip(weights, anchors, strict=True)
     return torch.stack([(w if a is None else w - a).square().sum() for w, a in pairs]).sum()
+
+
+def teacher_action_loss(
+    actions: ActionDistribution,
+    teacher_params: Float[Tensor, "B T params"],
+    params: Float[Tensor, "B T params"],
+    valid: Bool[Tensor, "B T"],
+) -> Float[Tensor, ""]:
+    """Cross entropy with a teacher's action distribution: mean -E_teacher[log p_student]."""
+    return masked_mean(actions.cross_entropy(teacher_params, params), valid)
+
+
+def teacher_value_loss(
+    teacher_values: Float[Tensor, "B T"], values: Float[Tensor, "B T"], valid: Bool[Tensor, "B T"]
+) -> Float[Tensor, ""]:
+    """Squared distance from a teacher's values: mean (v - v_teacher)^2."""
+    return masked_mean((values - teacher_values).square(), valid)
+
+
+def ppo_loss(
+    outputs: TensorDictBase,
+    steps: TensorDictBase,
+    targets: Targets,
+    *,
+    clip_coef: float,
+    vf_clip_coef: float | None,
+    vf_coef: float,
+    ent_coef: float,
+    extra: Mapping[str, tuple[float, Tensor]],
+) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
+    """Total loss of replayed steps, and its terms and diagnostics without their graph.
+
+    policy_loss + vf_coef value_loss - ent_coef entropy + sum of coefficient * term over `extra`
+
+    `outputs` come from replaying `steps`, whose `act_log_prob` and `values` are those of the rollout.
+    """
+    valid = steps["valid"]
+    log_ratio = outputs["act_log_prob"] - steps["act_log_prob"]
+    terms = {
+        "losses/policy_loss": policy_loss(log_ratio, targets.advantages, valid, clip_coef),
+        "losses/value_loss": value_loss(outputs["values"], steps["values"], targets.returns, valid, vf_clip_coef),
+        "losses/entropy": masked_mean(outputs["entropy"], valid),
+    }
+    loss = terms["losses/policy_loss"] + vf_coef * terms["losses/value_loss"]
+    loss = loss - ent_coef * terms["losses/entropy"]
+    for name, (coef, term) in extra.items():
+        terms[name] = term
+        loss = loss + coef * term
+    with torch.no_grad():
+        value_shift = (outputs["values"] - steps["values"]) / steps["values"].abs().clamp(min=1)
+        metrics = terms | {
+            "losses/approx_kl": approximate_kl(log_ratio, valid),
+            "losses/clipfrac": clip_fraction(log_ratio, valid, clip_coef),
+            "losses/importance": masked_mean(log_ratio.exp(), valid),
+            "ratio_error": torch.where(valid, log_ratio.exp() - 1, 0.0).abs().max(),
+            "value_error": torch.where(valid, value_shift, 0.0).abs().max(),
+        }
+        # Cloned without gradients: a metric keeps no graph alive.
+        return loss, {name: metric.clone() for name, metric in metrics.items()}

@@ -1,132 +1,97 @@
-"""Optimizers: Adam, AdamW, or Muon with AdamW for what is no hidden matrix."""
+"""Adam, AdamW, Muon; schedules; weight clipping and statistics."""
 
-from collections.abc import Callable
-from typing import Any, Literal
+import math
+from collections.abc import Iterator, Mapping
+from operator import attrgetter
+from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from holdfast.config.run import Config
+from holdfast.config.trainer import OptimizerConfig, ScheduleKind, TrainerConfig
 from holdfast.errors import ConfigError, ContractError
 from holdfast.policies import LSTMWrapper
-from holdfast.policies.actions import MultiCategorical
-from holdfast.saved import taken
-from holdfast.shapes import Tensor
-
-OptimizerName = Literal["adam", "adamw", "muon"]
+from holdfast.policies.distributions import MultiCategorical
+from holdfast.state_tree import get_field
+from holdfast.types import Float, Tensor
 
 
-class Several(Optimizer):
-    """Several optimizers that act as one, each on weights of its own."""
+def make_optimizers(policy: LSTMWrapper, config: OptimizerConfig) -> dict[str, Optimizer]:
+    """Make the optimizers of a policy, by name, each for its own parameters.
 
-    def __init__(self, parts: dict[str, Optimizer]) -> None:
-        self.parts = parts
-        # The groups are those of the parts, not copies: a learning rate that is set here is set there.
-        super().__init__([group for part in parts.values() for group in part.param_groups], {})
-
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Let each take a step."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for part in self.parts.values():
-            part.step()
-        return loss
-
-    def state_dict(self) -> dict[str, Any]:
-        """Say what each remembers, by name."""
-        return {name: part.state_dict() for name, part in self.parts.items()}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Bring back what each remembered."""
-        if set(state_dict) != set(self.parts):
-            raise ContractError(
-                f"What was saved is of {', '.join(state_dict)}; this optimizer is made of "
-                f"{', '.join(self.parts)}. Train with the trainer.optimizer it was saved with."
-            )
-        for name, part in self.parts.items():
-            part.load_state_dict(state_dict[name])
-        self.param_groups = [group for part in self.parts.values() for group in part.param_groups]
-
-
-def moments_of(optimizer: Optimizer) -> dict[str, Any]:
-    """Say what an optimizer remembers of past gradients, part by part, weight by weight."""
-    return {name: part.state_dict()["state"] for name, part in _parts(optimizer).items()}
-
-
-def restore_moments(optimizer: Optimizer, saved: Any) -> None:
-    """Bring it back; what does not belong to these weights is refused before anything is changed."""
-    parts = _parts(optimizer)
-    for name, part in parts.items():
-        weights = [weight for group in part.param_groups for weight in group["params"]]
-        found = taken(saved, name, dict)
-        if not set(found) <= set(range(len(weights))):
-            raise ContractError(f"What was saved of {name} is of more than its {len(weights)} weights.")
-        for number, told in found.items():
-            for key in taken(found, number, dict):
-                about = taken(told, key, Tensor)
-                if about.shape not in (weights[number].shape, torch.Size([])):
-                    raise ContractError(
-                        f"What was saved of {name} as {key!r} of weight {number} is {list(about.shape)}; the "
-                        f"weight is {list(weights[number].shape)}."
-                    )
-    whole = {
-        name: {"state": saved[name], "param_groups": part.state_dict()["param_groups"]}
-        for name, part in parts.items()
-    }
-    # As one where it is several: its groups are those of its parts.
-    optimizer.load_state_dict(whole if isinstance(optimizer, Several) else next(iter(whole.values())))
-
-
-def _parts(optimizer: Optimizer) -> dict[str, Optimizer]:
-    return optimizer.parts if isinstance(optimizer, Several) else {type(optimizer).__name__: optimizer}
-
-
-def make_optimizer(
-    policy: LSTMWrapper,
-    *,
-    name: OptimizerName,
-    learning_rate: float,
-    betas: tuple[float, float],
-    eps: float,
-    weight_decay: float,
-    momentum: float,
-) -> Optimizer:
-    """Make the optimizer of a policy's weights; `momentum` is Muon's, `betas` and `eps` are Adam's.
-
-    Muon (Jordan et al. 2024) moves the hidden matrices, at AdamW's learning rate, and AdamW the rest.
+    Muon (Jordan et al. 2024) optimizes the hidden matrices, at AdamW's learning rate, and AdamW the rest.
     """
-    adam: dict[str, Any] = {"lr": learning_rate, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-    if name == "adam":
-        return torch.optim.Adam(policy.parameters(), **adam)
-    if name == "adamw":
-        return torch.optim.AdamW(policy.parameters(), **adam)
+    options = _options(config)
+    momentum = options.pop("momentum")
+    if config.name == "adam":
+        return {"Adam": torch.optim.Adam(policy.parameters(), **options)}
+    if config.name == "adamw":
+        return {"AdamW": torch.optim.AdamW(policy.parameters(), **options)}
     hidden = hidden_matrices(policy)
     matrices = [weight for key, weight in policy.named_parameters() if key in hidden]
     rest = [weight for key, weight in policy.named_parameters() if key not in hidden]
     if not matrices:
-        raise ConfigError(
-            "Muon moves hidden matrices, and this policy has none; use trainer.optimizer.name=adamw."
-        )
-    muon = torch.optim.Muon(
-        matrices,
-        lr=learning_rate,
-        momentum=momentum,
-        weight_decay=weight_decay,
-        adjust_lr_fn="match_rms_adamw",
-    )
-    return Several({"muon": muon, "adamw": torch.optim.AdamW(rest, **adam)})
+        raise ConfigError("Muon optimizes hidden matrices, and this policy has none; use trainer.optimizer.name=adamw.")
+    shared: dict[str, Any] = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
+    muon = torch.optim.Muon(matrices, momentum=momentum, adjust_lr_fn="match_rms_adamw", **shared)
+    return {"muon": muon, "adamw": torch.optim.AdamW(rest, **options)}
+
+
+def set_options(optimizers: Mapping[str, Optimizer], config: OptimizerConfig) -> None:
+    """Set the options that can be scheduled; each optimizer has only some of them."""
+    options = _options(config)
+    for optimizer in optimizers.values():
+        for group in optimizer.param_groups:
+            group.update({name: option for name, option in options.items() if name in group})
+
+
+def _options(config: OptimizerConfig) -> dict[str, Any]:
+    """Options of all optimizers, by torch's names; `momentum` is Muon's, `betas` and `eps` are Adam's."""
+    options = config.model_dump(include={"eps", "weight_decay", "momentum"})
+    return options | {"lr": config.learning_rate, "betas": (config.beta1, config.beta2)}
+
+
+ADAM = {"step", "exp_avg", "exp_avg_sq"}
+MOMENTS = {"Adam": ADAM, "AdamW": ADAM, "Muon": {"momentum_buffer"}}
+"""What each optimizer keeps of a weight."""
+
+
+def restore_optimizers(optimizers: Mapping[str, Optimizer], saved: Any) -> None:
+    """Load moments; raise before anything changes if they do not fit the parameters."""
+    for name, optimizer in optimizers.items():
+        weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+        states = get_field(saved, name, dict)
+        if not set(states) <= set(range(len(weights))):
+            raise ContractError(f"The saved state of {name} is of more than its {len(weights)} weights.")
+        for number, state in states.items():
+            if set(get_field(states, number, dict)) != MOMENTS[type(optimizer).__name__]:
+                raise ContractError(f"The saved state of {name} for weight {number} has {', '.join(map(str, state))}.")
+            for key in state:
+                moment = get_field(state, key, Tensor)
+                if moment.shape != (torch.Size([]) if key == "step" else weights[number].shape):
+                    raise ContractError(
+                        f"The saved {key!r} of {name} for weight {number} is {list(moment.shape)}; the "
+                        f"weight is {list(weights[number].shape)}."
+                    )
+    for name, optimizer in optimizers.items():
+        optimizer.load_state_dict(optimizer.state_dict() | {"state": saved[name]})
 
 
 def hidden_matrices(policy: LSTMWrapper) -> set[str]:
-    """Name the weights that turn hidden vectors into hidden vectors.
+    """Names of the hidden weight matrices.
 
-    Those are the `weight...` of modules that have two axes, but for embeddings and output layers. An output
-    layer has as many rows as there are values (1), action scores, both in one, or scores of one part of an
-    action; a hidden layer that happens to be as narrow goes with them.
+    They are the two-dimensional `weight...` of modules, without embeddings and output layers. An output
+    layer has as many rows as there are values (1), logits, both together, or logits of one MultiDiscrete
+    part; a hidden layer of that width counts as an output layer.
     """
-    outputs = _output_rows(policy)
+    actions = policy.actions
+    if actions.size is None:
+        raise ContractError("This policy is not bound to a world yet; call policy.bind(world.spec).")
+    # The means of a Gaussian are half of its parameters.
+    parts = actions.nvec if isinstance(actions, MultiCategorical) else actions.shape
+    outputs = {1, actions.size, actions.size + 1, *parts}
     return {
         f"{place}.{key}" if place else key
         for place, module in policy.named_modules()
@@ -136,12 +101,116 @@ def hidden_matrices(policy: LSTMWrapper) -> set[str]:
     }
 
 
-def _output_rows(policy: LSTMWrapper) -> set[int]:
-    actions = policy.actions
-    if actions.size is None:
-        raise ContractError("This policy is bound to no world yet; call policy.bind(world.spec).")
-    whole = {1, actions.size, actions.size + 1}
-    if isinstance(actions, MultiCategorical):
-        return whole | set(actions.nvec)
-    # The means of a Gaussian are half of what it is told by.
-    return whole | set(actions.shape)
+def schedule_value(kind: ScheduleKind, start: float, end: float, progress: float) -> float:
+    """Value of a schedule at `progress`: `start` at 0, `end` from 1 on.
+
+    linear: start + (end - start) p. cosine: start + (end - start) (1 - cos(pi p)) / 2.
+    exponential: start (end / start)^p. logarithmic: start + (end - start) log(1 + 9 p) / log 10.
+    """
+    p = min(max(progress, 0.0), 1.0)
+    if kind == "constant":
+        return start
+    if kind == "exponential" and not (start > 0 and end > 0):
+        raise ValueError(
+            f"An exponential schedule cannot go from {start:g} to {end:g}: both ends must be greater than 0; "
+            "take linear, or an end such as 1e-6."
+        )
+    if p in (0, 1):
+        return end if p else start
+    if kind == "exponential":
+        value = start * (end / start) ** p
+    else:
+        share = {"linear": p, "cosine": (1 - math.cos(math.pi * p)) / 2, "logarithmic": math.log10(1 + 9 * p)}
+        value = start + (end - start) * share[kind]
+    # Rounding may leave the range by a last digit.
+    return min(max(value, min(start, end)), max(start, end))
+
+
+def trainer_config_at(config: Config, progress: float) -> TrainerConfig:
+    """Return the trainer config with the scheduled values at a share of the run."""
+    trainer = config.trainer
+    for schedule in config.schedule:
+        start = attrgetter(schedule.key)(config)
+        value = schedule_value(schedule.kind, start, schedule.end, progress)
+        _, *path, name = schedule.key.split(".")
+        # Copied without validation: both ends are valid, and the value lies between them.
+        if path:
+            branch = getattr(trainer, path[0]).model_copy(update={name: value})
+            trainer = trainer.model_copy(update={path[0]: branch})
+        else:
+            trainer = trainer.model_copy(update={name: value})
+    return trainer
+
+
+@torch.no_grad()
+def initial_bounds(policy: nn.Module) -> dict[str, float]:
+    """Largest absolute entry of each weight matrix before training; matrices of zeros have no bound."""
+    largest = {name: float(weight.abs().max()) for name, weight in _matrices(policy)}
+    return {name: bound for name, bound in largest.items() if bound > 0}
+
+
+@torch.no_grad()
+def clip_weights(policy: nn.Module, bounds: Mapping[str, float], clip_range: float) -> None:
+    """Clamp each weight matrix to +- clip_range x its bound, in place; 0 is off; biases are not clipped."""
+    if clip_range == 0:
+        return
+    for name, bound in bounds.items():
+        policy.get_parameter(name).clamp_(-clip_range * bound, clip_range * bound)
+
+
+@torch.no_grad()
+def weight_metrics(policy: nn.Module) -> dict[str, float]:
+    """Statistics of each weight matrix's singular values, `weights/<measure>@<parameter>`.
+
+    More than two axes are flattened to `[out, rest]`; a bilinear form with one output is a matrix.
+    """
+    return {
+        f"weights/{measure}@{name}": number
+        for name, matrix in _matrices(policy)
+        for measure, number in describe(torch.linalg.svdvals(matrix.double())).items()
+    }
+
+
+def describe(values: Float[Tensor, " k"]) -> dict[str, float]:
+    """Statistics of singular values, largest first; a matrix of zeros has rank 0 and is collapsed.
+
+    norm: sqrt(sum s^2). sv_ratio: the largest over the smallest that is not 0 within rounding. collapsed: the
+    share of at most 1 % of the largest. effective_rank: the fewest that make 99 % of the sum.
+    loglog_slope, loglog_r2: the line through log s over log rank, and how much of log s it explains.
+    """
+    largest = values[0]
+    if largest == 0:
+        names = ("norm", "largest_sv", "mean_sv", "sv_ratio", "effective_rank", "loglog_slope", "loglog_r2")
+        return dict.fromkeys(names, 0.0) | {"collapsed": 1.0}
+    present = values[values > largest * len(values) * torch.finfo(torch.float32).eps]
+    so_far = values.cumsum(0)
+    slope, explained = _line(present.log())
+    return {
+        "norm": float(values.square().sum().sqrt()),
+        "largest_sv": float(largest),
+        "mean_sv": float(values.mean()),
+        "sv_ratio": float(largest / present[-1]),
+        "collapsed": float((values <= 0.01 * largest).double().mean()),
+        "effective_rank": float((so_far < 0.99 * so_far[-1]).sum() + 1),
+        "loglog_slope": slope,
+        "loglog_r2": explained,
+    }
+
+
+def _line(log_values: Tensor) -> tuple[float, float]:
+    """Fit a line over log rank by least squares: its slope, and the share it explains (0: all are equal)."""
+    y = log_values - log_values.mean()
+    total = float(y.square().sum())
+    if total <= 1e-12 * len(y):
+        return 0.0, 0.0
+    x = torch.arange(1, len(y) + 1, dtype=y.dtype, device=y.device).log()
+    x = x - x.mean()
+    slope = (x * y).sum() / x.square().sum()
+    return float(slope), 1 - float((y - slope * x).square().sum()) / total
+
+
+def _matrices(policy: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    for name, weight in policy.named_parameters():
+        if weight.dim() >= 2:
+            is_single = weight.dim() == 3 and len(weight) == 1
+            yield name, weight[0] if is_single else weight.flatten(1)

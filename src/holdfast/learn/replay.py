@@ -1,14 +1,133 @@
-"""Replaying: the policy runs over stored segments again, from their entry states."""
+"""Replay segments; refresh stale states by recomputation or burn-in."""
 
-from tensordict import TensorDictBase
+from typing import Any, cast
 
-from holdfast.experience import Segments
-from holdfast.experience.segments import READ
+import torch
+from tensordict import TensorDict, TensorDictBase
+
 from holdfast.policies import LSTMWrapper
+from holdfast.rollout.segments import POLICY_INPUTS, BurnIn, Segments, policy_td
+from holdfast.types import Float, Tensor
+from holdfast.worlds import Step
+from holdfast.worlds.obs import tensors_of
 
 
 def replay(policy: LSTMWrapper, segments: Segments) -> TensorDictBase:
-    """Run the policy over segments again, from their entry states, judging the actions taken."""
-    td = segments.steps.select(*READ)
-    with policy.replay(segments.entry):
+    """Evaluate the stored actions of segments with current weights, from the entry states."""
+    td = policy_td(segments.steps.select(*POLICY_INPUTS))
+    with policy.replay(segments.entry_state):
         return policy(td, action=segments.steps["actions"])
+
+
+STALENESS_AGENTS = 16
+"""Staleness is measured on one in this many agents, and on at most this many."""
+
+
+@torch.no_grad()
+def state_after(policy: LSTMWrapper, steps: TensorDictBase, state: TensorDict) -> TensorDict:
+    """Return the state after steps `[B,T]`, with current weights; the live states do not change."""
+    with policy.store.scratch(len(steps)):
+        policy.store.write(0, state)
+        policy(policy_td(steps.select(*POLICY_INPUTS), start=0), action=steps["actions"])
+        return policy.store.read(0, len(steps)).clone()
+
+
+@torch.no_grad()
+def recompute(policy: LSTMWrapper, segments: Segments, *, at_once: int) -> tuple[TensorDict, TensorDict]:
+    """Recompute states with current weights: `[A,S]` before each segment, and `[A]` after the last one.
+
+    Starts from the first entry state of the rollout, `at_once` agents a call.
+    """
+    shape = segments.agent_shape
+    steps = segments.steps.select(*POLICY_INPUTS, "actions").unflatten(0, shape)
+    entry = segments.entry_state.unflatten(0, shape)
+    entries, after = [], []
+    for batch, state in zip(steps.split(at_once), entry[:, 0].split(at_once), strict=True):
+        states = [state]
+        for k in range(segments.segments_per_agent):
+            states.append(state_after(policy, batch[:, k], states[-1]))
+        entries.append(torch.stack(states[:-1], dim=1))
+        after.append(states[-1])
+    return cast("TensorDict", torch.cat(entries)), cast("TensorDict", torch.cat(after))
+
+
+@torch.no_grad()
+def burn_in_rows(policy: LSTMWrapper, segments: Segments) -> Segments:
+    """Replace entry states by those after the burn-in steps."""
+    assert segments.burn_in is not None, "burn-in needs the steps before each row"
+    entry = state_after(policy, segments.burn_in.steps, segments.burn_in.entry_state)
+    return Segments(segments.steps, entry, segments.tail, segments.version)
+
+
+@torch.no_grad()
+def burn_in_live(policy: LSTMWrapper, burn_in: BurnIn, *, at_once: int) -> None:
+    """Replace the live states by those after the burn-in steps before the next rollout."""
+    batches = zip(burn_in.steps.split(at_once), burn_in.entry_state.split(at_once), strict=True)
+    states = [state_after(policy, steps, entry) for steps, entry in batches]
+    policy.store.write(0, cast("TensorDict", torch.cat(list[Any](states))))
+
+
+@torch.no_grad()
+def measure_staleness(policy: LSTMWrapper, segments: Segments, next_step: Step) -> dict[str, float]:
+    """Measure, on a sample of agents, how far stored states are from fresh ones, and the effect.
+
+    `memory/drift` is |stored - fresh| / |fresh|, mean over the entry states of all segments but the first
+    and over the live states. `memory/stale_kl` is the mean KL, in nats, from the action distribution of
+    fresh states to that of stored ones, with the same weights: in these segments, and at the next step.
+    """
+    if not policy.has_memory():
+        return {}
+    agents, count = segments.agent_shape
+    num_sampled = min(STALENESS_AGENTS, max(1, agents // STALENESS_AGENTS))
+    sample = torch.arange(num_sampled, device=segments.version.device) * (agents // num_sampled)
+    rows = segments.rows((sample[:, None] * count + torch.arange(count, device=sample.device)).flatten())
+    rows = Segments(rows.steps, rows.entry_state, rows.tail, rows.version, num_sampled)
+    fresh_entry, fresh_live = recompute(policy, rows, at_once=num_sampled)
+    entry = rows.entry_state.unflatten(0, (num_sampled, count))[:, 1:]
+    live = policy.store.read(0, agents)[sample]
+    stored = torch.cat([entry, live[:, None]], dim=1)
+    current = torch.cat([fresh_entry[:, 1:], fresh_live[:, None]], dim=1)
+    drift = float(_relative_distance(stored, current).mean())
+    kl = [_next_step_kl(policy, live, fresh_live, next_step, sample)]
+    if count > 1:
+        kl.append(_segment_kl(policy, rows, fresh_entry))
+    sums = torch.stack(kl).sum(0)
+    return {"memory/drift": drift, "memory/stale_kl": max(0.0, float(sums[0] / sums[1].clamp(min=1)))}
+
+
+def _relative_distance(stored: Any, fresh: Any) -> Float[Tensor, "A S"]:
+    size = torch.sqrt(_squares(fresh))
+    return torch.sqrt(_squares(stored.apply(torch.sub, fresh))) / size.clamp(min=1e-6)
+
+
+def _squares(tree: TensorDictBase) -> Tensor:
+    return torch.stack([leaf.square().flatten(2).sum(-1) for leaf in tensors_of(tree)]).sum(0)
+
+
+def _segment_kl(policy: LSTMWrapper, segments: Segments, fresh_entry: TensorDict) -> Float[Tensor, " 2"]:
+    """Sum and count of the KL over the rows whose entry state can be stale."""
+    index = torch.arange(len(segments), device=segments.version.device)
+    rows = segments.rows(index.unflatten(0, segments.agent_shape)[:, 1:].flatten())
+    fresh_rows = Segments(rows.steps, fresh_entry[:, 1:].flatten(0, 1), rows.tail, rows.version)
+    from_stored = replay(policy, rows)
+    return _kl_sums(policy, replay(policy, fresh_rows), from_stored, rows.steps["valid"])
+
+
+def _next_step_kl(
+    policy: LSTMWrapper, live: TensorDict, after: TensorDict, step: Step, sample: Tensor
+) -> Float[Tensor, " 2"]:
+    fields = {"env_obs": step.obs, "first": step.first, "trial": step.trial, "valid": step.valid}
+    rows = {key: field[sample] for key, field in fields.items()}
+    draws = policy.actions.no_draws(len(sample), sample.device)
+
+    def outputs(state: TensorDict) -> TensorDictBase:
+        with policy.replay(state):
+            return policy(policy_td(rows, draws=draws))
+
+    return _kl_sums(policy, outputs(after), outputs(live), step.valid[sample])
+
+
+def _kl_sums(policy: LSTMWrapper, fresh: TensorDictBase, stored: TensorDictBase, valid: Tensor) -> Tensor:
+    key = policy.actions.key
+    kl = policy.actions.kl(fresh[key], stored[key])
+    return torch.stack([torch.where(valid, kl, 0.0).sum(), valid.sum().to(kl.dtype)])

@@ -1,33 +1,49 @@
-"""What is remembered: pure cells, and the store of live states. Only this folder knows h and c."""
+"""Memory cells, their registry and the choice of kernel."""
 
-from holdfast.memory.bounds import saturation
-from holdfast.memory.bundle import Bundle
-from holdfast.memory.cell import Cell, select_rows
-from holdfast.memory.choose import CELLS, find_cell, make_cell, register_cell, require_kernel, use_kernel
-from holdfast.memory.gru import GRU
-from holdfast.memory.lstm import LSTM, MemoryInit
+from typing import Any
+
+import torch
+from torch import nn
+
+from holdfast.errors import ConfigError
+from holdfast.memory.cell import Cell, MultiCell, NoMemory, saturation
 from holdfast.memory.minlstm import MinLSTM
-from holdfast.memory.none import NoMemory
-from holdfast.memory.stack import Kernel
-from holdfast.memory.store import LiveStore, Snapshot
+from holdfast.memory.rnn import GRU, LSTM, Kernel, MemoryInit, StackedRNN
+from holdfast.memory.state_store import StateStore
+from holdfast.registry import Registry
 
-__all__ = [
-    "CELLS",
-    "GRU",
-    "LSTM",
-    "Bundle",
-    "Cell",
-    "Kernel",
-    "LiveStore",
-    "MemoryInit",
-    "MinLSTM",
-    "NoMemory",
-    "Snapshot",
-    "find_cell",
-    "make_cell",
-    "register_cell",
-    "require_kernel",
-    "saturation",
-    "select_rows",
-    "use_kernel",
-]
+CELLS: Registry[Cell] = Registry(
+    "memory", "policy.memory=", "holdfast.cells", Cell, {"lstm": LSTM, "gru": GRU, "minlstm": MinLSTM, "none": NoMemory}
+)
+register_cell = CELLS.register
+find_cell = CELLS.find
+
+
+def make_cell(name: str, input_size: int, hidden_size: int, num_layers: int, init: str = "standard") -> Cell:
+    """Build a registered cell; `init` applies to the LSTM."""
+    options: dict[str, Any] = {} if init == "standard" else {"init": init}
+    if options and name != "lstm":
+        raise ConfigError(f"policy.memory_init={init} is for an LSTM; policy.memory is {name}.")
+    return find_cell(name)(input_size, hidden_size, num_layers, **options)
+
+
+def use_kernel(module: nn.Module, kernel: Kernel) -> None:
+    """Set the kernel of every LSTM and GRU in a module; `triton` without any is an error."""
+    rnns = [submodule for submodule in module.modules() if isinstance(submodule, StackedRNN)]
+    if kernel == "triton" and not rnns:
+        raise ConfigError("policy.kernel=triton is for LSTM and GRU, and this policy has neither; use auto.")
+    for rnn in rnns:
+        rnn.kernel = kernel
+
+
+def require_kernel(module: nn.Module, device: torch.device) -> None:
+    """Raise if a kernel set by `use_kernel` cannot run on a device."""
+    for submodule in module.modules():
+        reason = submodule.refused_kernel(device) if isinstance(submodule, StackedRNN) else None
+        if reason is not None:
+            raise ConfigError(f"policy.kernel=triton: {reason}")
+
+
+__all__ = ["CELLS", "GRU", "LSTM", "Cell", "Kernel", "MemoryInit", "MinLSTM", "MultiCell", "NoMemory"]
+__all__ += ["StateStore", "find_cell", "make_cell", "register_cell", "require_kernel", "saturation"]
+__all__ += ["use_kernel"]

@@ -1,91 +1,188 @@
-"""What a memory cell is: a pure function of input, state and clears, with weights and nothing else."""
+"""The Cell interface; NoMemory, MultiCell and saturation."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
-from typing import ClassVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar, final
 
 import torch
 from tensordict import TensorDict
 from torch import nn
 
 from holdfast.errors import ContractError
-from holdfast.shapes import Bool, Float, Tensor
+from holdfast.types import Bool, Float, Tensor
+
+Inputs = Float[Tensor, "B *T D"]
+Mask = Bool[Tensor, "B *T"]
+CellOutput = tuple[Float[Tensor, "B *T H"], TensorDict]
 
 
 class Cell(nn.Module, ABC):
-    """`y, state = cell(x, state, clear)`: clear, then read; the state that comes out has no graph.
+    """`y, state = cell(x, state, clear)`: clear, then read; the returned state is detached.
 
-    One step takes `x[B,D]` and `clear[B]`, a segment `x[B,T,D]` and `clear[B,T]`; both give the same
-    numbers. Where `clear` is true a row forgets everything before it reads that step. Where `valid`
-    is false nobody acts: the step is not read (a clear there still counts) and its output is zero.
-    A state is a TensorDict whose leaves start with the batch axis.
+    One step takes `x[B,D]` and `clear[B]`, a segment `x[B,T,D]` and `clear[B,T]`; both give the same numbers. Where
+    `clear` is true, a row's state is reset before that step is read. Where `valid` is false, the step is skipped: its
+    output is zero, the state is unchanged, but a clear still applies. A state is a TensorDict whose leaves start with
+    the batch axis.
     """
 
     input_size: int
-    output_size: int
-    squash: ClassVar[Callable[[TensorDict], Tensor] | None] = None
-    """What of a state lies between -1 and 1, a number a unit; none: it has no bounds."""
+    bounded_state: ClassVar[Callable[[TensorDict], Tensor] | None] = None
+    """The part of a state that lies in [-1, 1], one value per unit; None: the state is unbounded."""
 
     def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1) -> None:
         super().__init__()
-        self.input_size, self.output_size = input_size, hidden_size
-        self.hidden_size, self.num_layers = hidden_size, num_layers
+        self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
 
     @abstractmethod
     def initial(self, batch: int) -> TensorDict:
-        """Make the state of `batch` agents that remember nothing yet, beside the weights."""
+        """Return the initial state of `batch` agents, on the device of the weights."""
 
     @abstractmethod
-    def forward(
-        self,
-        x: Float[Tensor, "B *T D"],
-        state: TensorDict,
-        clear: Bool[Tensor, "B *T"],
-        valid: Bool[Tensor, "B *T"] | None = None,
-    ) -> tuple[Float[Tensor, "B *T H"], TensorDict]:
-        """Read one step or one segment."""
+    def forward(self, x: Inputs, state: TensorDict, clear: Mask, valid: Mask | None = None) -> CellOutput:
+        """Process one step or one segment."""
 
     @abstractmethod
-    def plain(
-        self,
-        x: Float[Tensor, "B T D"],
-        state: TensorDict,
-        clear: Bool[Tensor, "B T"],
-        valid: Bool[Tensor, "B T"] | None = None,
-    ) -> tuple[Float[Tensor, "B T H"], TensorDict]:
-        """Read a segment as `forward` does, written out step by step: what it is measured against."""
+    def reference_forward(self, x: Inputs, state: TensorDict, clear: Mask, valid: Mask | None = None) -> CellOutput:
+        """Process a segment step by step: the reference that `forward` is tested against."""
 
 
 def require_fit(cell: Cell, x: Tensor, state: TensorDict, clear: Tensor) -> None:
-    """Refuse inputs that do not fit a cell and each other."""
-    # Not every kernel looks: one that reads past its input gives plausible nonsense.
+    """Raise if the shapes of input, state and clear do not match."""
+    # Not every kernel checks its shapes: one that reads past its input returns plausible numbers.
     if x.shape[-1] != cell.input_size or len(state) != len(x) or clear.shape != x.shape[:-1]:
         raise ContractError(
-            f"The memory reads {cell.input_size} numbers a step and got x {list(x.shape)} with "
-            f"{len(state)} states and clears {list(clear.shape)}. "
-            "Is input_size the size of what encode returns?"
+            f"The memory expects x [..., {cell.input_size}] and got x {list(x.shape)} with {len(state)} "
+            f"states and clear {list(clear.shape)}. Set input_size to the size that encode returns."
         )
 
 
 def select_rows(mask: Bool[Tensor, " B"], yes: TensorDict, no: TensorDict) -> TensorDict:
-    """Take `yes` where the mask is true and `no` elsewhere, by selection: 0 x NaN would be NaN."""
-    return yes.apply(partial(_choose, mask), no)  # pyright: ignore[reportReturnType]
-
-
-def like(state: TensorDict, before: TensorDict) -> TensorDict:
-    """Give a state the precision of the one before it: layers may compute in less than is remembered."""
-    return TensorDict(
-        {key: leaf.to(before[key].dtype) for key, leaf in state.items()}, batch_size=state.batch_size
+    """Take `yes` where the mask is true, else `no`; torch.where, because 0 x NaN is NaN."""
+    return yes.apply(  # pyright: ignore[reportReturnType]
+        lambda a, b: torch.where(mask.reshape(-1, *[1] * (a.dim() - 1)), a, b), no
     )
 
 
-def stack_layers(leaves: Sequence[str], layers: Iterable[Sequence[Tensor]]) -> TensorDict:
-    """Stack what each layer leaves into a state, cut from the graph: this is where gradients end."""
-    each = zip(*layers, strict=True)
-    stacked = [(torch.stack(parts, dim=1) if parts[1:] else parts[0][:, None]).detach() for parts in each]
+def cast_like(state: TensorDict, before: TensorDict) -> TensorDict:
+    """Cast a state to the dtypes of `before`: under autocast, layers compute in less precision."""
+    return TensorDict({key: leaf.to(before[key].dtype) for key, leaf in state.items()}, batch_size=state.batch_size)
+
+
+def stack_and_detach(leaves: Sequence[str], layers: Iterable[Sequence[Tensor]]) -> TensorDict:
+    """Stack the final states of all layers and detach them: truncated BPTT ends here."""
+    by_leaf = zip(*layers, strict=True)
+    stacked = [(torch.stack(leaf, dim=1) if leaf[1:] else leaf[0][:, None]).detach() for leaf in by_leaf]
     return TensorDict(dict(zip(leaves, stacked, strict=True)), batch_size=[len(stacked[0])])
 
 
-def _choose(mask: Tensor, yes: Tensor, no: Tensor) -> Tensor:
-    return torch.where(mask.reshape(-1, *[1] * (yes.dim() - 1)), yes, no)
+@final
+class NoMemory(Cell):
+    """A linear layer and a ReLU in place of a memory; the state is empty."""
+
+    def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1) -> None:
+        super().__init__(input_size, hidden_size, num_layers)
+        self.layer = nn.Linear(input_size, hidden_size)
+        nn.init.orthogonal_(self.layer.weight)
+        nn.init.zeros_(self.layer.bias)
+
+    def initial(self, batch: int) -> TensorDict:
+        """Return an empty state for `batch` agents."""
+        return TensorDict({}, batch_size=[batch], device=self.layer.weight.device)
+
+    def forward(self, x: Inputs, state: TensorDict, clear: Mask, valid: Mask | None = None) -> CellOutput:
+        """Process one step `[B,D]` or one segment `[B,T,D]`."""
+        require_fit(self, x, state, clear)
+        y = torch.relu(self.layer(x))
+        y = y if valid is None else torch.where(valid[..., None], y, 0.0)
+        return y, self.initial(len(x))
+
+    def reference_forward(self, x: Inputs, state: TensorDict, clear: Mask, valid: Mask | None = None) -> CellOutput:
+        """Process a segment step by step."""
+        valid = torch.ones_like(clear) if valid is None else valid
+        steps = zip(x.unbind(1), clear.unbind(1), valid.unbind(1), strict=True)
+        return torch.stack([self(x_BD, state, *masks)[0] for x_BD, *masks in steps], dim=1), self.initial(len(x))
+
+
+@final
+class MultiCell(Cell):
+    """Several cells in parallel, each on its slice of the input; state leaves are named `CELL.leaf`."""
+
+    def __init__(self, cells: Mapping[str, Cell]) -> None:
+        sizes = [(cell.input_size, cell.hidden_size) for cell in cells.values()]
+        super().__init__(*map(sum, zip(*sizes, strict=True)))
+        self.parts = nn.ModuleDict(cells)
+
+    def initial(self, batch: int) -> TensorDict:
+        """Return the joined initial states of `batch` agents."""
+        return self.join({name: cell.initial(batch) for name, cell in self.cells.items()})
+
+    @property
+    def cells(self) -> dict[str, Cell]:
+        """The cells by name."""
+        return {name: cell for name, cell in self.parts.items() if isinstance(cell, Cell)}
+
+    def split(self, state: TensorDict) -> dict[str, TensorDict]:
+        """Split a joined state by cell."""
+        leaves: dict[str, dict[str, Any]] = {name: {} for name in self.cells}
+        for key, leaf in state.items():
+            name, _, leaf_name = str(key).partition(".")
+            leaves[name][leaf_name] = leaf
+        return {name: TensorDict(each, batch_size=state.batch_size) for name, each in leaves.items()}
+
+    def join(self, states: Mapping[str, TensorDict]) -> TensorDict:
+        """Join the states of all cells."""
+        leaves = {f"{name}.{key}": leaf for name, state in states.items() for key, leaf in state.items()}
+        return TensorDict(leaves, batch_size=next(iter(states.values())).batch_size)
+
+    def forward(self, x: Inputs, state: TensorDict, clear: Mask, valid: Mask | None = None) -> CellOutput:
+        """Run every cell on its slice of one step `[B,D]` or one segment `[B,T,D]`."""
+        require_fit(self, x, state, clear)
+        return self._run_cells("forward", x, state, clear, valid)
+
+    def reference_forward(self, x: Inputs, state: TensorDict, clear: Mask, valid: Mask | None = None) -> CellOutput:
+        """Run every cell on its slice, step by step."""
+        return self._run_cells("reference_forward", x, state, clear, valid)
+
+    def _run_cells(self, method: str, x: Tensor, state: TensorDict, clear: Tensor, valid: Tensor | None) -> CellOutput:
+        slices = x.split([cell.input_size for cell in self.cells.values()], -1)
+        states, outputs, next_states = self.split(state), [], {}
+        for (name, cell), cell_x in zip(self.cells.items(), slices, strict=True):
+            y, next_states[name] = getattr(cell, method)(cell_x, states[name], clear, valid)
+            outputs.append(y)
+        return torch.cat(outputs, -1), self.join(next_states)
+
+
+SATURATED = 0.97
+"""A unit beyond this is saturated: tanh's derivative there is 1 - 0.97^2 = 0.06."""
+
+
+def saturation(cell: Cell, state: TensorDict) -> Float[Tensor, ""] | None:
+    """Return the fraction of saturated units; None: no part of the state is bounded."""
+    units = [unit.flatten() for unit in _bounded_units(cell, state)]
+    return (torch.cat(units).abs() > SATURATED).double().mean() if units else None
+
+
+def _bounded_units(cell: Cell, state: TensorDict) -> Iterator[Tensor]:
+    if isinstance(cell, MultiCell):
+        states = cell.split(state)
+        for name, child in cell.cells.items():
+            yield from _bounded_units(child, states[name])
+    elif (bounded_state := type(cell).bounded_state) is not None:
+        yield bounded_state(state)
+
+
+@contextmanager
+def matmul_precision(*, tf32: bool) -> Iterator[None]:
+    """Allow tf32 in matrix products, convolutions and recurrent layers, or not; restored on exit."""
+    # Attributes that torch creates on import and its stubs do not declare.
+    cudnn: Any = torch.backends.cudnn
+    backends: list[Any] = [torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn]
+    before = [backend.fp32_precision for backend in backends]
+    try:
+        for backend in backends:
+            backend.fp32_precision = "tf32" if tf32 else "ieee"
+        yield
+    finally:
+        for backend, precision in zip(backends, before, strict=True):
+            backend.fp32_precision = precision

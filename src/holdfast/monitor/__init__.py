@@ -1,24 +1,7 @@
-"""What goes on in a run: gradients, bytes, states, resets, and the life of one agent."""
+"""Monitoring of a run: gradients, memory usage, states, resets, replay checks, and the trace of one agent."""
 
-from holdfast.monitor.gradients import advice, norms_by_module, reach, reach_back, reach_metrics
-from holdfast.monitor.held import Held, bytes_of, counting_graph
-from holdfast.monitor.observer import Observer
-from holdfast.monitor.remembered import remembered
-from holdfast.monitor.resets import Resets
-from holdfast.monitor.trace import Trace, shapes
+from holdfast.monitor.agent_trace import AgentTrace, shapes
+from holdfast.monitor.gradients import advice
+from holdfast.monitor.training_monitor import TrainingMonitor
 
-__all__ = [
-    "Held",
-    "Observer",
-    "Resets",
-    "Trace",
-    "advice",
-    "bytes_of",
-    "counting_graph",
-    "norms_by_module",
-    "reach",
-    "reach_back",
-    "reach_metrics",
-    "remembered",
-    "shapes",
-]
+__all__ = ["AgentTrace", "TrainingMonitor", "advice", "shapes"]

@@ -1,4 +1,4 @@
-"""Encoders: what a policy makes of an observation before it remembers."""
+"""Encoders of tokens: a box of feature channels, and convolutions over it."""
 
 import math
 from collections.abc import Sequence
@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn import functional
 
 from holdfast.errors import ContractError
-from holdfast.policies.binding import ByName
-from holdfast.shapes import Float, Shaped, Tensor, UInt8
+from holdfast.policies.binding import NamedModule
+from holdfast.types import Float, Shaped, Tensor, UInt8
 from holdfast.worlds.step import Feature
 from holdfast.worlds.tokens import GLOBAL
 
@@ -20,7 +20,7 @@ SMALLEST_BOX = 11
 
 
 def orthogonal(layer: Layer, gain: float = 1.0) -> Layer:
-    """Start a layer with orthogonal weights and no bias."""
+    """Initialize a layer with orthogonal weights and zero bias."""
     nn.init.orthogonal_(layer.weight, gain)
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)
@@ -29,10 +29,10 @@ def orthogonal(layer: Layer, gain: float = 1.0) -> Layer:
 
 @torch.no_grad()
 def widen(layer: nn.Linear | nn.Conv2d, new: int) -> None:
-    """Let a layer read more channels; the new ones weigh nothing until they are learnt."""
+    """Add input channels with zero weights to a layer."""
     weight = layer.weight
-    nothing = weight.new_zeros(weight.shape[0], new, *weight.shape[2:])
-    weight.data = torch.cat([weight, nothing], 1)
+    zeros = weight.new_zeros(weight.shape[0], new, *weight.shape[2:])
+    weight.data = torch.cat([weight, zeros], 1)
     if isinstance(layer, nn.Linear):
         layer.in_features += new
     else:
@@ -40,19 +40,18 @@ def widen(layer: nn.Linear | nn.Conv2d, new: int) -> None:
 
 
 class Conv(nn.Conv2d):
-    """A convolution without padding, as one matrix product wherever that is faster.
+    """A convolution without padding, as one matrix product (im2col) wherever that is faster.
 
-    cuDNN spends most of a small picture's time on the weights' gradient: on an H200 a first layer of
-    5x5 over 25x11x11 takes 5.1 ms forward and backward by convolution and 0.95 ms by patches, a last one
-    that covers its picture 1.5 ms and 0.3 ms. The gradient into overlapping patches is the slow part of
-    patches, so layers further up that need it stay convolutions.
+    cuDNN spends most of a small image's time on the weight gradient: on an H200 a first layer of 5x5 over 25x11x11
+    takes 5.1 ms forward and backward as a convolution and 0.95 ms by patches, a last one that covers its image 1.5 ms
+    and 0.3 ms. The gradient into overlapping patches is slow, so layers whose input needs one stay convolutions.
     """
 
     def __init__(self, in_channels: int, out_channels: int, kernel_size: int, stride: int = 1) -> None:
         super().__init__(in_channels, out_channels, kernel_size, stride)
 
     def forward(self, input: Float[Tensor, "N C R K"]) -> Float[Tensor, "N O R2 K2"]:
-        """Convolve each picture."""
+        """Convolve each image."""
         N, C, *sides = input.shape
         weight, out = self.weight.flatten(1), self.out_channels
         if tuple(sides) == self.kernel_size:
@@ -60,70 +59,67 @@ class Conv(nn.Conv2d):
         if input.requires_grad:
             return functional.conv2d(input, self.weight, self.bias, self.stride)
         if input.device.type == "cpu" and not torch.compiler.is_exporting():
-            # Patches of one picture of numbers say where each is taken from: a quarter of the time.
-            place = torch.arange(C * math.prod(sides)).reshape(1, C, *sides)
-            flat = input.flatten(1).index_select(1, self._patches(place).flatten())
+            # Gathering by the patches of an image of indices takes a quarter of the time.
+            index = torch.arange(C * math.prod(sides)).reshape(1, C, *sides)
+            flat = input.flatten(1).index_select(1, self._patches(index).flatten())
         else:
             flat = self._patches(input)
-        high, wide = (
-            (side - size) // step + 1
-            for side, size, step in zip(sides, self.kernel_size, self.stride, strict=True)
+        rows, columns = (
+            (side - size) // step + 1 for side, size, step in zip(sides, self.kernel_size, self.stride, strict=True)
         )
-        said = functional.linear(flat.reshape(N * high * wide, weight.shape[1]), weight, self.bias)
-        return said.reshape(N, high, wide, out).permute(0, 3, 1, 2)
+        y = functional.linear(flat.reshape(N * rows * columns, weight.shape[1]), weight, self.bias)
+        return y.reshape(N, rows, columns, out).permute(0, 3, 1, 2)
 
-    def _patches(self, pictures: Shaped[Tensor, "N C R K"]) -> Shaped[Tensor, "N R2 K2 C r k"]:
+    def _patches(self, images: Shaped[Tensor, "N C R K"]) -> Shaped[Tensor, "N R2 K2 C r k"]:
         (rows, columns), (down, right) = self.kernel_size, self.stride
-        return pictures.unfold(2, rows, down).unfold(3, columns, right).permute(0, 2, 3, 1, 4, 5)
+        return images.unfold(2, rows, down).unfold(3, columns, right).permute(0, 2, 3, 1, 4, 5)
 
 
-class TokensToBox(ByName):
-    """Scatter tokens into a box `[channels,rows,columns]`, one channel a feature, normalised.
+class TokensToBox(NamedModule):
+    """Scatter tokens into a box `[channels,rows,columns]`, one normalized channel per feature.
 
-    The box is at least 11x11 with the window centred in it; a global token is written at the centre.
-    Two tokens on one (feature, cell): the larger value. A token that is padding, of an unknown
-    feature or placed outside the window goes nowhere.
+    The box is at least 11x11 with the window centred in it; a global token is written at the centre. Of two tokens on
+    one (feature, cell) the larger value counts. Padding, unknown features and tokens outside the window are dropped.
     """
 
-    knows = "features"
+    named_kind = "features"
 
     def __init__(self, features: Sequence[Feature], window: tuple[int, int]) -> None:
         super().__init__()
         self.channels = len(features)
         self.window = window
         self.rows, self.columns = (max(SMALLEST_BOX, side) for side in window)
+        # Not saved: normalizations come with the features of the world the policy is bound to.
         norm = torch.tensor([feature.normalization for feature in features])
-        # Not saved: sizes are those of the world the policy lives in, and told with its features.
-        self.register_buffer("normalization", norm[:, None, None], persistent=False)
+        self.register_buffer("normalization", norm, persistent=False)
         self.normalization: Tensor
         self.readers: list[tuple[nn.Linear | nn.Conv2d, int]] = []
-        """Layers that read the channels, and how many cells of each they read."""
+        """Layers that read the channels, with the number of cells of each channel they read."""
         self.closed = ""
-        """Who reads the channels in a way that cannot be widened."""
+        """A component that reads the channels and cannot be widened."""
 
     def read_by(self, layer: Layer) -> Layer:
-        """Name a layer that reads the channels: it is widened when features are added."""
+        """Register a layer that reads the channels: it is widened when features are added."""
         self.readers.append((layer, 1))
         return layer
 
     def require_room(self, features: Sequence[Feature], actions: Sequence[str]) -> None:
-        """Refuse to forget features, and to learn more than the layers that read the box can."""
+        """Reject fewer features, and more than the layers that read the box can be widened to."""
         if len(features) < self.channels:
             raise ContractError(
-                f"The policy has channels for {self.channels} features, and is to know {len(features)}. "
+                f"The policy has channels for {self.channels} features; {len(features)} are too few. "
                 "Build it for the world its weights come from, load them, then bind it to the other."
             )
         if len(features) > self.channels and (self.closed or not self.readers):
-            who = self.closed or "a layer that did not say so by read_by"
-            raise ContractError(f"New features cannot be learnt: {who} reads the box, and cannot be widened.")
+            layer = self.closed or "a layer not registered by read_by"
+            raise ContractError(f"New features cannot be added: {layer} reads the box and cannot be widened.")
 
-    def know(self, features: Sequence[Feature], actions: Sequence[str]) -> None:
-        """Size the channels anew; features that were added get channels that change nothing yet."""
+    def set_names(self, features: Sequence[Feature], actions: Sequence[str]) -> None:
+        """Set channels and normalizations; added features get channels with zero weights."""
         for layer, cells in self.readers:
             widen(layer, (len(features) - self.channels) * cells)
         self.channels = len(features)
-        norm = self.normalization.new_tensor([feature.normalization for feature in features])
-        self.normalization = norm[:, None, None]
+        self.normalization = self.normalization.new_tensor([feature.normalization for feature in features])
 
     def forward(self, obs: UInt8[Tensor, "N M 3"]) -> Float[Tensor, "N C R K"]:
         """Turn `[N,M,3]` tokens into `[N,channels,rows,columns]`."""
@@ -136,12 +132,12 @@ class TokensToBox(ByName):
         cell = row * self.columns + column
         cell = torch.where(is_global, (self.rows // 2) * self.columns + self.columns // 2, cell)
         size = self.channels * self.rows * self.columns
-        place = feature * (self.rows * self.columns) + cell
-        place = torch.where(inside & (feature < self.channels), place, size)
-        # Divided here, not in the box: tokens are far fewer than cells.
-        norm = self.normalization.flatten()[feature.clamp(max=self.channels - 1)]
+        index = feature * (self.rows * self.columns) + cell
+        index = torch.where(inside & (feature < self.channels), index, size)
+        # Normalize tokens, not the box: tokens are far fewer than cells.
+        norm = self.normalization[feature.clamp(max=self.channels - 1)]
         box = torch.zeros(len(obs), size + 1, dtype=norm.dtype, device=obs.device)
-        box.scatter_reduce_(1, place, value / norm, "amax")
+        box.scatter_reduce_(1, index, value / norm, "amax")
         return box[:, :size].unflatten(1, (self.channels, self.rows, self.columns))
 
 

@@ -1,35 +1,32 @@
-"""`fast`: a small policy for any space, over a token box where there are tokens; the default."""
+"""`fast`: the default policy, small, for any observation and action space."""
 
 from typing import Any
 
-from holdfast.policies.actions import actions_of
+from holdfast.policies.distributions import distribution_for
 from holdfast.policies.heads import Critic
+from holdfast.policies.recurrent_policy import PolicyOutput, RecurrentPolicy
 from holdfast.policies.spaces import make_actor, make_encoder
-from holdfast.policies.template import RecurrentPolicy, Thoughts
-from holdfast.shapes import Float, Tensor
-from holdfast.worlds.seen import Seen
+from holdfast.types import Float, Tensor
+from holdfast.worlds.obs import Obs
 from holdfast.worlds.step import WorldSpec
 
 
 class Fast(RecurrentPolicy):
-    """Tokens -> box -> two convolutions -> LSTM -> actor and critic.
+    """Encoder -> LSTM -> actor and critic. Tokens are encoded by two convolutions over a box."""
 
-    Other observations have an encoder by their space, other actions an actor by theirs.
-    """
-
-    any_length = True
+    accepts_trimmed_obs = True
 
     def __init__(self, spec: WorldSpec, hidden_size: int = 128, num_layers: int = 2, **memory: Any) -> None:
         super().__init__(128, hidden_size, num_layers, **memory)
-        self.actions = actions_of(spec)
+        self.actions = distribution_for(spec)
         self.encoder = make_encoder(spec, size=128)
         self.critic = Critic(hidden_size)
         self.actor = make_actor(spec, hidden_size)
 
-    def encode(self, obs: Seen) -> Float[Tensor, "N D"]:
-        """Encode what is seen."""
+    def encode(self, obs: Obs) -> Float[Tensor, "N D"]:
+        """Encode observations."""
         return self.encoder(obs)
 
-    def decode(self, features: Float[Tensor, "N H"]) -> Thoughts:
-        """Score actions and judge."""
-        return Thoughts(self.actor(features), self.critic(features))
+    def decode(self, features: Float[Tensor, "N H"]) -> PolicyOutput:
+        """Return logits and values."""
+        return PolicyOutput(self.actor(features), self.critic(features))

@@ -1,4 +1,4 @@
-"""Encoders and actors by space: whatever a world shows and takes, something fitting is built for it."""
+"""Encoders and actors for Gymnasium observation and action spaces."""
 
 import math
 from collections.abc import Sequence
@@ -13,28 +13,28 @@ from torch import nn
 from holdfast.errors import ContractError
 from holdfast.policies.encoders import BoxEncoder, orthogonal
 from holdfast.policies.heads import BilinearActor, GaussianActor, LinearActor
-from holdfast.shapes import Float, Shaped, Tensor
-from holdfast.worlds.seen import parts_of
+from holdfast.types import Float, Shaped, Tensor
+from holdfast.worlds.obs import subspaces
 from holdfast.worlds.step import WorldSpec
 
 SQRT2 = math.sqrt(2)
 SMALLEST_IMAGE = 3
-"""What a convolution of 3x3 fits into; anything smaller is a vector."""
-SHRUNK = 8
+"""Smallest side of an image that a 3x3 convolution fits into."""
+MAX_SIDE = 8
 """Images are halved until no side is longer."""
-FARTHEST_WALLS = 1000.0
-"""Walls farther apart say that numbers end somewhere, not how large they usually are."""
+MAX_RANGE = 1000.0
+"""Bounds farther apart do not say how large numbers usually are, so they are not used for scaling."""
 
 
 def make_encoder(spec: WorldSpec, size: int) -> nn.Module:
-    """Build an encoder for what a world shows: `[N,...]` or a TensorDict `[N]` to features `[N,size]`."""
+    """Build an encoder for a world's observations: `[N,...]` or a TensorDict `[N]` to `[N,size]`."""
     if spec.features:
         return BoxEncoder(spec.features, spec.window, size)
-    return encoder_of(spec.sight, size)
+    return encoder_of(spec.observation_space, size)
 
 
 def make_actor(spec: WorldSpec, input_size: int) -> nn.Module:
-    """Build an actor that gives the scores a world's actions are made of."""
+    """Build an actor that gives the logits of a world's action space."""
     if isinstance(spec.action, spaces.Box):
         return GaussianActor(input_size, spec.action.shape[0])
     if isinstance(spec.action, spaces.MultiDiscrete):
@@ -43,17 +43,17 @@ def make_actor(spec: WorldSpec, input_size: int) -> nn.Module:
 
 
 def require_tokens(policy: str, spec: WorldSpec) -> None:
-    """Refuse a world that a policy made for tokens and named actions cannot live in."""
+    """Reject a world without tokens or without named actions."""
     if spec.features and spec.action is None:
         return
-    what = f"takes {spec.action}" if spec.features else f"shows {spec.sight}"
+    actual = f"takes {spec.action}" if spec.features else f"has observations {spec.observation_space}"
     raise ContractError(
-        f"{policy} looks at tokens and takes named actions; this world {what}. Use policy=fast: it fits any."
+        f"{policy} reads tokens and takes named actions; this world {actual}. Use policy=fast: it fits any."
     )
 
 
 def encoder_of(space: spaces.Space[Any], size: int, name: str = "observation") -> nn.Module:
-    """Build an encoder for a space; `name` says in errors which part of an observation it is."""
+    """Build an encoder for a space; `name` is the path of the space in error messages."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
         return TreeEncoder(space, size, name)
     if isinstance(space, spaces.Discrete):
@@ -65,50 +65,46 @@ def encoder_of(space: spaces.Space[Any], size: int, name: str = "observation") -
     if not isinstance(space, spaces.Box):
         raise ContractError(
             f"{name}={space}: there is no encoder for {type(space).__name__}; there is one for Box, "
-            "Discrete, MultiDiscrete, MultiBinary, Dict and Tuple. Let the world show one of these, or write "
+            "Discrete, MultiDiscrete, MultiBinary, Dict and Tuple. Use one of these in the world, or write "
             "a policy with an `encode` of your own."
         )
     if not math.prod(space.shape):
-        raise ContractError(f"{name}={space} is empty: there is nothing to see.")
-    return (
-        ImageEncoder(space, size, name)
-        if len(space.shape) == 3
-        else VectorEncoder(space.low, space.high, size)
-    )
+        raise ContractError(f"{name}={space} is empty; an observation space needs at least one number.")
+    return ImageEncoder(space, size, name) if len(space.shape) == 3 else VectorEncoder(space.low, space.high, size)
 
 
 class VectorEncoder(nn.Module):
-    """Two tanh layers over numbers, of any shape, laid side by side.
+    """Two tanh layers over a flattened array.
 
-    Tanh, because nobody knows how large numbers of a world may get: what the memory reads is at most 1,
-    and its gates do not close. Between near walls numbers are moved to [-1,1]; numbers without walls
-    are read as they are. There is no running normalisation: what changes between a rollout and its
-    update would break the law of replay. Scale them in the world.
+    Tanh bounds the input of the memory by 1 however large observations are, so its gates do not saturate. Numbers with
+    bounds at most `MAX_RANGE` apart are scaled to [-1,1], others read as they are. There is no running normalization:
+    statistics that change between a rollout and its update would break the law of replay. Scale observations in the
+    world.
     """
 
     def __init__(self, low: np.ndarray, high: np.ndarray, size: int) -> None:
         super().__init__()
-        low, high = (np.asarray(wall, np.float64).reshape(-1) for wall in (low, high))
-        near = (high > low) & (high - low <= FARTHEST_WALLS)
-        low, high = np.where(near, low, -1.0), np.where(near, high, 1.0)
+        low, high = (np.asarray(bound, np.float64).reshape(-1) for bound in (low, high))
+        bounded = (high > low) & (high - low <= MAX_RANGE)
+        low, high = np.where(bounded, low, -1.0), np.where(bounded, high, 1.0)
         self.register_buffer("middle", torch.tensor((low + high) / 2, dtype=torch.float32))
         self.register_buffer("reach", torch.tensor((high - low) / 2, dtype=torch.float32))
         self.middle: Tensor
         self.reach: Tensor
-        self.fc1 = orthogonal(nn.Linear(len(near), size), SQRT2)
+        self.fc1 = orthogonal(nn.Linear(len(bounded), size), SQRT2)
         self.fc2 = orthogonal(nn.Linear(size, size), SQRT2)
 
     def forward(self, obs: Shaped[Tensor, "N ..."]) -> Float[Tensor, "N D"]:
-        """Encode `[N,...]` numbers."""
+        """Encode `[N,...]` arrays."""
         x = obs.reshape(len(obs), len(self.middle)).to(self.middle.dtype)
         return torch.tanh(self.fc2(torch.tanh(self.fc1((x - self.middle) / self.reach))))
 
 
 class ImageEncoder(nn.Module):
-    """Convolutions of 3x3 that halve an image until no side is longer than 8, then a linear layer.
+    """3x3 convolutions that halve an image until no side is longer than 8, then a linear layer.
 
-    The channels are the shorter of the first and the last axis, the last if both are as long. Numbers
-    are divided by the largest there can be (255 for bytes), and read as they are if there is none.
+    The channels are the shorter of the first and the last axis, the last if both are as long. Pixels
+    are divided by the largest bound (255 for bytes), or read as they are if there is none.
     """
 
     def __init__(self, space: spaces.Box, size: int, name: str = "observation") -> None:
@@ -119,15 +115,15 @@ class ImageEncoder(nn.Module):
         if min(sides) < SMALLEST_IMAGE:
             raise ContractError(
                 f"{name}={space} is an image of {sides[0]}x{sides[1]}; images are at least {SMALLEST_IMAGE}x"
-                f"{SMALLEST_IMAGE}. Show it as a vector: a Box of shape ({math.prod(space.shape)},)."
+                f"{SMALLEST_IMAGE}. Flatten it: a Box of shape ({math.prod(space.shape)},)."
             )
         largest = float(np.maximum(np.abs(space.low), np.abs(space.high)).max())
-        self.largest = largest if 0 < largest <= FARTHEST_WALLS else 1.0
+        self.largest = largest if 0 < largest <= MAX_RANGE else 1.0
         layers, channels, out = [], last if self.channels_last else first, 32
-        while not layers or max(sides) > SHRUNK:
-            stride = [2 if side > SHRUNK else 1 for side in sides]
+        while not layers or max(sides) > MAX_SIDE:
+            stride = [2 if side > MAX_SIDE else 1 for side in sides]
             layers += [_convolution(channels, out, stride), nn.ReLU()]
-            sides = [(side - 1) // each + 1 for side, each in zip(sides, stride, strict=True)]
+            sides = [(side - 1) // step + 1 for side, step in zip(sides, stride, strict=True)]
             channels, out = out, 64
         layers += [_convolution(channels, 64, [1, 1]), nn.ReLU(), nn.Flatten()]
         self.convolutions = nn.Sequential(*layers)
@@ -139,44 +135,41 @@ class ImageEncoder(nn.Module):
         return torch.relu(self.fc(self.convolutions(x.movedim(-1, 1) if self.channels_last else x)))
 
 
-def _convolution(inwards: int, outwards: int, stride: Sequence[int]) -> nn.Conv2d:
-    return orthogonal(nn.Conv2d(inwards, outwards, 3, (stride[0], stride[1]), padding=1), SQRT2)
+def _convolution(in_channels: int, out_channels: int, stride: Sequence[int]) -> nn.Conv2d:
+    return orthogonal(nn.Conv2d(in_channels, out_channels, 3, (stride[0], stride[1]), padding=1), SQRT2)
 
 
 class ChoiceEncoder(nn.Module):
-    """An embedding for each of some choices; several are added up, as a linear layer would do.
-
-    Choices are whole numbers from `starts` on. One that does not exist is an error of the embedding.
-    """
+    """Embeddings of Discrete and MultiDiscrete observations, which count from `starts`, summed over components."""
 
     def __init__(self, counts: Sequence[int], starts: Sequence[int], size: int) -> None:
         super().__init__()
-        # Where the choices of each part begin in the common table, less what they count from.
-        begin = [sum(counts[:part]) - start for part, start in enumerate(starts)]
+        # Offset of each component in the common table, less its start.
+        begin = [sum(counts[:index]) - start for index, start in enumerate(starts)]
         self.register_buffer("begin", torch.tensor(begin))
         self.begin: Tensor
         self.embeddings = nn.Embedding(sum(counts), size)
 
     def forward(self, obs: Shaped[Tensor, "N ..."]) -> Float[Tensor, "N D"]:
-        """Encode `[N]` or `[N,...]` choices."""
+        """Encode `[N]` or `[N,...]` integers."""
         choice = obs.reshape(len(obs), len(self.begin)).long() + self.begin
         return self.embeddings(choice).sum(1) / math.sqrt(len(self.begin))
 
 
 class TreeEncoder(nn.Module):
-    """An encoder for each part of a Dict (in the order of their names) or Tuple, then a linear layer."""
+    """An encoder for each subspace of a Dict (sorted by key) or Tuple, then a linear layer."""
 
     def __init__(self, space: spaces.Space[Any], size: int, name: str = "observation") -> None:
         super().__init__()
-        parts = parts_of(space)
-        if not parts:
-            raise ContractError(f"{name}={space} is empty: there is nothing to see.")
-        self.keys = list(parts)
-        # A list: names of parts may be anything, those of modules may not.
-        self.parts = nn.ModuleList(encoder_of(part, size, f"{name}[{key!r}]") for key, part in parts.items())
-        self.fc = orthogonal(nn.Linear(size * len(parts), size), SQRT2)
+        fields = subspaces(space)
+        if not fields:
+            raise ContractError(f"{name}={space} is empty; an observation space needs at least one number.")
+        self.keys = list(fields)
+        # A ModuleList, because a ModuleDict does not take every key.
+        self.parts = nn.ModuleList(encoder_of(field, size, f"{name}[{key!r}]") for key, field in fields.items())
+        self.fc = orthogonal(nn.Linear(size * len(fields), size), SQRT2)
 
     def forward(self, obs: TensorDictBase) -> Float[Tensor, "N D"]:
         """Encode a TensorDict `[N]`."""
-        parts = [part(obs[key]) for key, part in zip(self.keys, self.parts, strict=True)]
-        return torch.tanh(self.fc(torch.cat(parts, dim=-1)))
+        features = [encoder(obs[key]) for key, encoder in zip(self.keys, self.parts, strict=True)]
+        return torch.tanh(self.fc(torch.cat(features, dim=-1)))

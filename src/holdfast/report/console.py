@@ -1,24 +1,26 @@
-"""What a person sees of a run: a dashboard on a terminal, plain lines elsewhere."""
+"""The console of a run: dashboard or plain lines, alarms and advice."""
 
 import time
-from collections.abc import Mapping
-from types import TracebackType
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from rich.console import Console
 from rich.live import Live
 
-from holdfast.check.watch import replay_alarm
-from holdfast.report.dashboard import Dashboard
-from holdfast.report.memory_row import alarms, memory_cells
+from holdfast.monitor import AgentTrace, advice, shapes
+from holdfast.monitor.replay_check import replay_alarm
+from holdfast.report.dashboard import Dashboard, memory_cells
+from holdfast.report.metrics import Metrics, alarms
+from holdfast.rollout import Segments
 
 LINE_EVERY_S = 5.0
 DRAW_EVERY_S = 0.25
-SHARE = 0.008
-"""How much of the time drawing may take: where a drawing is dear, the next one waits longer."""
+DRAW_SHARE = 0.008
+"""Largest fraction of the time spent on drawing: after a slow drawing, the next one waits longer."""
 
 
 class RunConsole:
-    """Shows a run while it goes on."""
+    """Live dashboard on a terminal, plain lines elsewhere."""
 
     def __init__(
         self,
@@ -27,84 +29,158 @@ class RunConsole:
         *,
         title: Mapping[str, str] | None = None,
         horizon: int = 0,
-        begun: int = 0,
+        first_iteration: int = 0,
         precision: str = "float32",
     ) -> None:
         self.console = console or Console(highlight=False, soft_wrap=True, emoji=False)
         self.total = iterations
-        self._board = Dashboard(
-            iterations, title or {}, horizon, begun=begun, alarm_at=replay_alarm(precision)
+        self._dashboard = Dashboard(
+            iterations, title or {}, horizon, first_iteration=first_iteration, alarm_at=replay_alarm(precision)
         )
         self._started = self._last_line = time.perf_counter()
-        self._worked = time.process_time()
+        self._started_cpu = time.process_time()
         self._alarmed = set[str]()
         self._next_drawing, self._width = 0.0, self.console.width
         self._live: Live | None = None
-        self._told: int | float = 0
+        self._printed: int | float = 0
 
     def __enter__(self) -> "RunConsole":
         if self.console.is_terminal and not self.console.is_dumb_terminal:
-            self._live = Live(self._board, console=self.console, auto_refresh=False)
+            self._live = Live(self._dashboard, console=self.console, auto_refresh=False)
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._live is None and self._board.metrics and self._told < self._board.metrics["iteration"]:
-            # Who ends early has said nothing for a while.
-            self.say(self._line())
+    def __exit__(self, *error: object) -> None:
         if self._live is not None:
             live, self._live = self._live, None
-            # Draws what came last, and gives the cursor back whatever happens.
+            # Draws the last metrics and restores the cursor.
             live.stop()
+        elif self._printed < self._dashboard.metrics.get("iteration", 0):
+            # A run that ends early has not printed its last iterations.
+            self.print(self._line())
 
-    def say(self, text: str) -> None:
+    def print(self, text: str) -> None:
         """Print a line above the dashboard."""
         self.console.print(text, markup=False)
 
     def alarm(self, text: str, kind: str = "") -> None:
-        """Raise an alarm that stays in sight, once for each kind of it."""
+        """Show an alarm until the end of the run, once per kind."""
         if (kind or text) in self._alarmed:
             return
         self._alarmed.add(kind or text)
-        self._board.alarms.append(text)
+        self._dashboard.alarms.append(text)
         if self._live is None:
-            self.say(f"ALARM: {text}")
+            self.print(f"ALARM: {text}")
         self._next_drawing = 0.0
 
-    def show(self, metrics: Mapping[str, int | float]) -> None:
-        """Show where the run stands."""
-        board, now = self._board, time.perf_counter()
+    def show(self, metrics: Metrics) -> None:
+        """Show the metrics of an iteration."""
+        board, now = self._dashboard, time.perf_counter()
         board.metrics |= metrics
         board.elapsed = now - self._started
-        if "charts/episodic_return" in metrics:
-            board.returns.add(metrics["charts/episodic_return"])
         for kind, text in alarms(metrics, board.alarm_at):
             self.alarm(text, kind)
         if self._live is not None:
+            if "charts/episodic_return" in metrics:
+                board.returns.add(metrics["charts/episodic_return"])
             if now >= self._next_drawing:
                 self._draw(self._live, now)
         elif now - self._last_line > LINE_EVERY_S or metrics["iteration"] >= self.total:
-            self._last_line, self._told = now, metrics["iteration"]
-            self.say(self._line())
+            self._last_line, self._printed = now, metrics["iteration"]
+            self.print(self._line())
 
     def _draw(self, live: Live, now: float) -> None:
-        if self._board.elapsed > 0:
-            self._board.cpu = (time.process_time() - self._worked) / self._board.elapsed
+        if self._dashboard.elapsed > 0:
+            self._dashboard.cpu = (time.process_time() - self._started_cpu) / self._dashboard.elapsed
         if self.console.width < self._width:
-            # A terminal that became narrower has broken the lines of the last drawing in two.
+            # A terminal made narrower has wrapped the lines of the last drawing.
             self.console.clear()
         self._width = self.console.width
         live.refresh()
-        self._next_drawing = now + max(DRAW_EVERY_S, (time.perf_counter() - now) / SHARE)
+        self._next_drawing = now + max(DRAW_EVERY_S, (time.perf_counter() - now) / DRAW_SHARE)
 
     def _line(self) -> str:
-        metrics, done = self._board.metrics, int(self._board.metrics["iteration"])
-        told = [f"iteration {done:,} of {self.total:,}", f"step {metrics['global_step']:,.0f}"]
-        told.append(f"{metrics['charts/SPS']:,.0f} steps/s")
+        board, metrics = self._dashboard, self._dashboard.metrics
+        cells = [f"iteration {int(metrics['iteration']):,} of {self.total:,}"]
+        cells += [f"step {metrics['global_step']:,.0f}", f"{metrics['charts/SPS']:,.0f} steps/s"]
         if "charts/episodic_return" in metrics:
-            told.append(f"return {metrics['charts/episodic_return']:.3f}")
-        told += [str(cell) for cell in memory_cells(metrics, self._board.horizon, self._board.alarm_at)]
-        told.append(f"{self._board.left:.0f} s left")
-        return " · ".join(told)
+            cells.append(f"return {metrics['charts/episodic_return']:.3f}")
+        cells += map(str, memory_cells(metrics, board.horizon, board.alarm_at))
+        return " · ".join([*cells, f"{board.left:.0f} s left"])
+
+
+TRACED_ITERATIONS = 2
+"""Iterations of a traced agent that are printed; the file has all."""
+EVALUATED = ("eval/return_mean", "eval/return_mean_memory_cleared")
+USED = 0.1
+"""Memory counts as used if clearing it costs this fraction of the return."""
+TRACED_METRICS = ("memory/drift", "memory/stale_kl", "losses/approx_kl", "losses/grad_norm")
+
+
+def _discard(text: str) -> None:
+    pass
+
+
+class RunNotices:
+    """Notices of a run beside its metrics: agent trace, alarms, advice; dropped without a console."""
+
+    def __init__(
+        self,
+        console: RunConsole | None = None,
+        horizon: int = 0,
+        trace: AgentTrace | None = None,
+        file: Path | None = None,
+    ) -> None:
+        self._print = _discard if console is None else console.print
+        self._alarm = _discard if console is None else console.alarm
+        self._horizon, self._trace, self._file = horizon, trace, file
+        self.reach: int | None = None
+        """Last measured gradient reach in steps, also from a checkpoint; None: not yet measured."""
+
+    def rollout(self, segments: Segments, iteration: int) -> None:
+        """Write the traced agent's steps, and once the layout of the rollout buffer."""
+        if self._trace is None:
+            return
+        if iteration == 0:
+            rows = f"rollout buffer: {len(segments)} segments of {segments.steps.shape[1]} steps"
+            self._write([rows, *(f"  {line}" for line in shapes(segments.steps))], iteration)
+            self._write(["entry states", *(f"  {line}" for line in shapes(segments.entry_state))], iteration)
+        self._write(self._trace.rollout(segments, iteration), iteration)
+
+    def update(self, iteration: int, update_metrics: Mapping[str, float]) -> None:
+        """Write the traced agent's update metrics."""
+        if self._trace is not None:
+            metrics = {name: update_metrics[name] for name in TRACED_METRICS if name in update_metrics}
+            self._write(self._trace.update(iteration, iteration + 1, metrics), iteration)
+            if iteration + 1 == TRACED_ITERATIONS:
+                self._print(f"agent {self._trace.agent}: the trace continues in {self._file}")
+
+    def on_metrics(self, metrics: dict[str, int | float], alarm: str) -> dict[str, int | float]:
+        """Record the gradient reach, show an alarm if there is one, and return the metrics."""
+        if "memory/gradient_reach" in metrics:
+            self.reach = int(metrics["memory/gradient_reach"])
+        if alarm:
+            self._alarm(alarm)
+        return metrics
+
+    def print_advice(self, scores: Mapping[str, float]) -> None:
+        """Print advice on trainer.bptt_horizon after the final evaluation.
+
+        Only if the policy uses its memory: otherwise the reach is that of the initial weights.
+        """
+        intact, cleared = (scores.get(name) for name in EVALUATED)
+        if self.reach is None or intact is None or cleared is None:
+            return
+        if intact - cleared > USED * max(abs(intact), abs(cleared)):
+            text = advice(self.reach, self._horizon)
+            if text:
+                self._print(text)
+
+    def _write(self, lines: Iterable[str], iteration: int) -> None:
+        lines = list(lines)
+        if iteration < TRACED_ITERATIONS:
+            for line in lines:
+                self._print(line)
+        if self._file is not None:
+            with self._file.open("a", encoding="utf-8") as file:
+                file.write("\n".join(lines) + "\n")

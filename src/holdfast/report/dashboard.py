@@ -1,7 +1,8 @@
-"""The dashboard of a run: what stands where on the terminal."""
+"""Layout of the dashboard, and the cells of its memory row."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType
@@ -12,60 +13,81 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.check.watch import REPLAY_ALARM
-from holdfast.report.memory_row import Cell, memory_cells
-from holdfast.report.numbers import Course, bytes_in_words, clock, short, spark
+from holdfast.monitor.replay_check import REPLAY_ALARM
+from holdfast.report.metrics import Metrics, replay_error
+from holdfast.report.text import RunningMeans, bytes_in_words, clock, short_number, spark
 
-WIDEST = 132
-"""Where lines become too long to read, the rest of a terminal is left free."""
+
+class TableCell(NamedTuple):
+    """One cell of a row."""
+
+    text: str
+    ok: bool | None = None
+    """Whether the value is healthy; None: it has no bound."""
+
+    def __str__(self) -> str:
+        return self.text if self.ok is None else f"{self.text} {'✓' if self.ok else '✗'}"
+
+
+def memory_cells(metrics: Metrics, horizon: int, alarm_at: float = REPLAY_ALARM) -> Iterator[TableCell]:
+    """Yield the cells of the memory row; metrics that were not measured are left out."""
+    if "memory/resets" in metrics and "memory/resets_due" in metrics:
+        done, due = metrics["memory/resets"], metrics["memory/resets_due"]
+        yield TableCell(f"resets {done:,.0f}/{due:,.0f}", done == due)
+    error = replay_error(metrics)
+    if error is not None:
+        yield TableCell(f"replay error {short_number(error)}", error <= alarm_at)
+    if "memory/drift" in metrics:
+        yield TableCell(f"drift {short_number(metrics['memory/drift'])}")
+    if "memory/gradient_reach" in metrics:
+        limit = f"/{horizon}" if horizon else ""
+        yield TableCell(f"grad reach {metrics['memory/gradient_reach']:.0f}{limit}")
+    if "memory/state_norm" in metrics:
+        yield TableCell(f"state norm {short_number(metrics['memory/state_norm'])}")
+    if "memory/age_max" in metrics:
+        yield TableCell(f"age max {metrics['memory/age_max']:,.0f}")
+
+
+MAX_WIDTH = 132
+"""Columns of the widest dashboard; longer lines are hard to read."""
 TIMES = {"world": "cyan", "forward": "green", "copy": "yellow", "update": "magenta", "other": "bright_black"}
-LOSSES = {
-    "losses/policy_loss": "policy",
-    "losses/value_loss": "value",
-    "losses/entropy": "entropy",
-    "losses/approx_kl": "kl",
-    "losses/clipfrac": "clipped",
-    "losses/grad_norm": "gradient",
-    "losses/explained_variance": "explained",
-    "losses/importance": "importance",
-}
-WORLDS = 6
-"""How many worlds of a mixture are listed."""
-SOFT, LOUD = "bright_black", "bold"
-
-
-YOUNG = 32
-"""In fewer iterations a line through readings of memory tells nothing."""
+LOSSES = {"policy_loss": "policy", "value_loss": "value", "explained_variance": "expl. var"}
+"""Labels of losses whose names are too long."""
+MAX_WORLDS = 6
+"""Worlds of a mixture that are listed."""
+DIM, BOLD = "bright_black", "bold"
+GROWTH_ITERATIONS = 32
+"""Before this iteration, the slope of the resident memory means nothing."""
 
 
 @dataclass
 class Dashboard:
-    """All that is known of a run, drawn as wide as the terminal is at that moment."""
+    """State of a run, rendered at the current width of the terminal."""
 
     iterations: int
     title: Mapping[str, str] = field(default_factory=dict)
-    """What the run is, in the order it is told; `run` is its name."""
+    """Description of the run in display order; `run` is its name."""
     horizon: int = 0
     metrics: dict[str, int | float] = field(default_factory=dict)
-    """The latest of each number."""
-    returns: Course = field(default_factory=Course)
+    """Latest value of each metric."""
+    returns: RunningMeans = field(default_factory=RunningMeans)
     alarms: list[str] = field(default_factory=list)
     elapsed: float = 0.0
     cpu: float | None = None
-    """Processor time over time, of this process."""
-    begun: int = 0
-    """How many iterations were lived before, if the run goes on."""
+    """CPU time over wall-clock time of this process."""
+    first_iteration: int = 0
+    """Iterations before this process, if the run was resumed."""
     alarm_at: float = REPLAY_ALARM
-    """Above which replay error something is wrong."""
+    """Largest healthy replay error."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
-        width = min(options.max_width, WIDEST)
-        # Whatever the console is set to for plain lines: here they are broken and cut to measure.
+        width = min(options.max_width, MAX_WIDTH)
+        # The console is set to soft wrap for plain lines; the dashboard wraps and truncates.
         yield from console.render(
             Panel(
                 Group(*self._body(width - 4)),
                 box=box.ROUNDED,
-                title=Text.assemble(("holdfast ", "bold cyan"), (self.title.get("run", ""), LOUD)),
+                title=Text.assemble(("holdfast ", "bold cyan"), (self.title.get("run", ""), BOLD)),
                 title_align="left",
                 border_style="cyan",
                 width=width,
@@ -74,13 +96,13 @@ class Dashboard:
         )
 
     def _body(self, width: int) -> Iterator[RenderableType]:
-        facts = [Cell(fact) for name, fact in self.title.items() if name != "run"]
-        yield from lines(facts, width, SOFT)
+        facts = [TableCell(fact) for name, fact in self.title.items() if name != "run"]
+        yield from lines(facts, width, DIM)
         yield self._progress(width)
-        yield from lines(self._standing(), width)
-        yield Rule(style=SOFT)
+        yield from lines(self._status(), width)
+        yield Rule(style=DIM)
         yield self._columns(width)
-        yield Rule(style=SOFT)
+        yield Rule(style=DIM)
         yield from _labelled("machine", list(self._machine()), width)
         for alarm in self.alarms:
             yield Text(f"ALARM {alarm}", "bold red", overflow="fold")
@@ -90,39 +112,37 @@ class Dashboard:
         done = int(self.metrics.get("iteration", 0))
         share = f"{100 * done / self.iterations:3.0f} %"
         row = Table.grid(padding=(0, 1, 0, 0))
-        bar = ProgressBar(
-            self.iterations, done, width=width - 7, complete_style="cyan", finished_style="green"
-        )
-        row.add_row(bar, Text(share, LOUD))
+        bar = ProgressBar(self.iterations, done, width=width - 7, complete_style="cyan", finished_style="green")
+        row.add_row(bar, Text(share, BOLD))
         return row
 
-    def _standing(self) -> list[Cell]:
+    def _status(self) -> list[TableCell]:
         done, steps = int(self.metrics.get("iteration", 0)), self.metrics.get("global_step", 0)
         if not done:
-            return [Cell(f"iteration 0 of {self.iterations:,}"), Cell("the first one is on its way")]
+            return [TableCell(f"iteration 0 of {self.iterations:,}"), TableCell("first rollout in progress")]
         return [
-            Cell(f"{steps:,.0f} of {steps / done * self.iterations:,.0f} steps"),
-            Cell(f"{self.metrics.get('charts/SPS', 0):,.0f} steps/s"),
-            Cell(f"{clock(self.elapsed)} gone"),
-            Cell(f"{clock(self.left)} left"),
+            TableCell(f"{steps:,.0f} of {steps / done * self.iterations:,.0f} steps"),
+            TableCell(f"{self.metrics.get('charts/SPS', 0):,.0f} steps/s"),
+            TableCell(f"{clock(self.elapsed)} elapsed"),
+            TableCell(f"{clock(self.left)} left"),
         ]
 
     @property
     def left(self) -> float:
-        """How many seconds are left, by how long iterations took so far."""
+        """Estimated seconds left, from the mean time of an iteration."""
         done = int(self.metrics["iteration"])
-        return self.elapsed / max(1, done - self.begun) * (self.iterations - done)
+        return self.elapsed / max(1, done - self.first_iteration) * (self.iterations - done)
 
     def _columns(self, width: int) -> RenderableType:
-        """Lay the groups side by side, as many as there is room for."""
+        """Arrange the groups in as many columns as fit."""
         count = 1 if width < 52 else 2 if width < 72 else 3 if width < 104 else 4
-        each = (width - 3 * (count - 1)) // count
-        groups = [self._times(each), self._losses(), self._episodes(each)]
+        column = (width - 3 * (count - 1)) // count
+        groups = [self._times(column), self._losses(), self._episodes(column)]
         if count == 4:
             groups.append(self._learning())
         table = Table.grid(padding=(0, 3, 0, 0), pad_edge=False)
         for _ in range(count):
-            table.add_column(width=each, no_wrap=True)
+            table.add_column(width=column, no_wrap=True)
         for first in range(0, len(groups), count):
             row = groups[first : first + count]
             table.add_row(*row, *[""] * (count - len(row)))
@@ -130,88 +150,81 @@ class Dashboard:
 
     def _times(self, width: int) -> RenderableType:
         spent = {name: self.metrics.get(f"time/{name}", 0.0) for name in TIMES}
-        whole = sum(spent.values())
+        total = sum(spent.values())
         table = _table("time")
         for name, colour in TIMES.items():
-            share = spent[name] / whole if whole else 0.0
-            bar = ProgressBar(
-                1.0, share, width=max(4, width - 16), complete_style=colour, finished_style=colour
-            )
-            table.add_row(name, bar, f"{100 * share:.0f} %" if whole else "")
+            share = spent[name] / total if total else 0.0
+            bar = ProgressBar(1.0, share, width=max(4, width - 16), complete_style=colour, finished_style=colour)
+            table.add_row(name, bar, f"{100 * share:.0f} %" if total else "")
         return table
 
     def _losses(self) -> RenderableType:
         table = _table("losses")
         for name, number in self.metrics.items():
             if name.startswith("losses/") and "@" not in name:
-                label = LOSSES.get(name) or name.partition("/")[2].replace("_", " ")
-                table.add_row(label, short(number, 3))
+                loss = name.partition("/")[2]
+                table.add_row(LOSSES.get(loss) or loss.replace("_", " "), short_number(number, 3))
         return table
 
     def _episodes(self, width: int) -> RenderableType:
-        table = _table("episodes")
-        for label, name in (
-            ("return", "episodic_return"),
-            ("length", "episodic_length"),
-            ("ended", "episodes"),
-        ):
-            if f"charts/{name}" in self.metrics:
-                table.add_row(label, short(self.metrics[f"charts/{name}"], 3))
-        each = {name for name in self.metrics if name.startswith("charts/episodic_return@")}
-        for name in sorted(each)[:WORLDS]:
-            table.add_row(Text(name.partition("@")[2], SOFT), short(self.metrics[name], 3))
-        if len(each) > WORLDS:
-            table.add_row(Text(f"and {len(each) - WORLDS} more", SOFT), "")
-        course = Text(spark(self.returns.points, width), "cyan")
-        return Group(table, course) if self.returns.points else table
+        labels = {"return": "episodic_return", "length": "episodic_length", "ended": "episodes"}
+        table = self._charts("episodes", labels)
+        per_world = {name for name in self.metrics if name.startswith("charts/episodic_return@")}
+        for name in sorted(per_world)[:MAX_WORLDS]:
+            table.add_row(Text(name.partition("@")[2], DIM), short_number(self.metrics[name], 3))
+        if len(per_world) > MAX_WORLDS:
+            table.add_row(Text(f"and {len(per_world) - MAX_WORLDS} more", DIM), "")
+        curve = Text(spark(self.returns.points, width), "cyan")
+        return Group(table, curve) if self.returns.points else table
 
     def _learning(self) -> RenderableType:
-        table = _table("learning")
-        for label, name in (
-            ("step size", "learning_rate"),
-            ("epochs", "epochs"),
-            ("steps", "gradient_steps"),
-        ):
-            if f"charts/{name}" in self.metrics:
-                table.add_row(label, short(self.metrics[f"charts/{name}"], 3))
+        table = self._charts("learning", {"lr": "learning_rate", "epochs": "epochs", "grad steps": "gradient_steps"})
         for name, number in self.metrics.items():
             if name.startswith("charts/scheduled@"):
-                table.add_row(name.rpartition(".")[2], short(number, 3))
+                table.add_row(name.rpartition(".")[2], short_number(number, 3))
         return table
 
-    def _machine(self) -> Iterator[Cell]:
+    def _charts(self, title: str, labels: Mapping[str, str]) -> Table:
+        """Return a table of those `charts/` metrics that were measured."""
+        table = _table(title)
+        for label, name in labels.items():
+            if f"charts/{name}" in self.metrics:
+                table.add_row(label, short_number(self.metrics[f"charts/{name}"], 3))
+        return table
+
+    def _machine(self) -> Iterator[TableCell]:
         if self.cpu is not None:
-            yield Cell(f"cpu {100 * self.cpu:.0f} %")
-        for label, name in (("process", "process"), ("gpu", "gpu")):
+            yield TableCell(f"cpu {100 * self.cpu:.0f} %")
+        for name in ("process", "gpu"):
             if f"machine/{name}_bytes" in self.metrics:
                 peak = self.metrics.get(f"machine/{name}_peak_bytes")
-                most = "" if peak is None else f", at most {bytes_in_words(peak)}"
-                yield Cell(f"{label} {bytes_in_words(self.metrics[f'machine/{name}_bytes'])}{most}")
-        if "machine/growth" in self.metrics and self.metrics["iteration"] >= YOUNG:
-            yield Cell(f"growth {bytes_in_words(self.metrics['machine/growth'])} a million steps")
+                suffix = "" if peak is None else f", peak {bytes_in_words(peak)}"
+                yield TableCell(f"{name} {bytes_in_words(self.metrics[f'machine/{name}_bytes'])}{suffix}")
+        if "machine/growth" in self.metrics and self.metrics["iteration"] >= GROWTH_ITERATIONS:
+            yield TableCell(f"growth {bytes_in_words(self.metrics['machine/growth'])} per million steps")
 
 
-def lines(cells: list[Cell], width: int, style: str = "") -> Iterator[Text]:
-    """Set cells behind each other, broken between two of them where a line is full."""
+def lines(cells: list[TableCell], width: int, style: str = "") -> Iterator[Text]:
+    """Join cells into lines, breaking between cells."""
     line = Text(style=style)
     for cell in cells:
-        told = _told(cell)
-        if line and line.cell_len + 3 + told.cell_len > width:
+        text = _cell_text(cell)
+        if line and line.cell_len + 3 + text.cell_len > width:
             yield line
             line = Text(style=style)
-        between = [line, (" · ", SOFT)] if line else []
-        line = Text.assemble(*between, told, style=style)
+        separator = [line, (" · ", DIM)] if line else []
+        line = Text.assemble(*separator, text, style=style)
     if line:
         yield line
 
 
-def _told(cell: Cell) -> Text:
+def _cell_text(cell: TableCell) -> Text:
     if cell.ok is None:
         return Text(cell.text)
     return Text.assemble(cell.text, (" ✓", "bold green") if cell.ok else (" ✗", "bold red"))
 
 
-def _labelled(label: str, cells: list[Cell], width: int) -> Iterator[RenderableType]:
+def _labelled(label: str, cells: list[TableCell], width: int) -> Iterator[RenderableType]:
     if cells:
         row = Table.grid(padding=(0, 2, 0, 0))
         row.add_column(width=7)

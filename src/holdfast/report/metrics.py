@@ -1,31 +1,42 @@
-"""The metrics dictionary: every number a run reports, its unit, its meaning and what decides it."""
+"""Every metric with its unit, meaning and healthy range; alarms; metrics.jsonl."""
 
+import json
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Literal, TextIO
+
+from holdfast.errors import ContractError
+from holdfast.monitor.replay_check import REPLAY_ALARM
+from holdfast.report.text import short_number
 
 Kind = Literal["run", "time", "machine"]
+Metrics = Mapping[str, int | float]
+GRADIENT_ALARM = 1e3
+"""Largest healthy gradient norm before clipping; 0 is not healthy either."""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """What a number means."""
+    """Description of a metric."""
 
     unit: str
     meaning: str
     healthy: str = ""
     kind: Kind = "run"
-    """What decides it: `run`: the seed, bit for bit; `time`: a clock; `machine`: the machine it runs on."""
+    """What it depends on: `run`: config and seed, bit for bit; `time`: the clock; `machine`: the machine."""
 
 
-def described(name: str) -> Metric | None:
-    """Find what a number means; `NAME@PART` is the same number of one of several."""
+def find_metric(name: str) -> Metric | None:
+    """Return the description of a metric; `NAME@LABEL` is one of several, with the same description."""
     return METRICS.get(name.partition("@")[0])
 
 
-WHERE = {
-    "": "Where the run stands",
-    "time": "Where the time goes",
-    "charts": "Episodes and learning",
+GROUPS = {
+    "": "Progress",
+    "time": "Time per phase",
+    "charts": "Episodes and optimisation",
     "losses": "Losses",
     "memory": "Memory",
     "gradients": "Gradients",
@@ -33,97 +44,180 @@ WHERE = {
     "machine": "Machine",
     "eval": "Evaluation",
 }
-"""The groups of names, in the order they are told."""
+"""Title of each prefix, in the order of the documentation."""
 
 METRICS: dict[str, Metric] = {
-    "global_step": Metric("steps", "agent steps lived so far; rows in which nobody acts are not counted"),
+    "global_step": Metric("steps", "agent steps so far; invalid steps are not counted"),
     "iteration": Metric("count", "rollouts and updates so far"),
-    "seconds": Metric("s", "wall-clock time since the run began", kind="time"),
-    "time/world": Metric("s", "in the world's steps, in the last iteration", kind="time"),
-    "time/forward": Metric("s", "in the policy's acting", kind="time"),
-    "time/copy": Metric("s", "in storing what was lived", kind="time"),
-    "time/update": Metric("s", "in learning from it", kind="time"),
-    "time/other": Metric("s", "in all the rest: checks, monitors, files, this report", kind="time"),
-    "charts/SPS": Metric("steps/s", "agent steps a second over the last iteration", kind="time"),
+    "seconds": Metric("s", "wall-clock time since the start of the run", kind="time"),
+    "time/world": Metric("s", "world steps of the last iteration", kind="time"),
+    "time/forward": Metric("s", "policy forward passes of the rollout", kind="time"),
+    "time/copy": Metric("s", "copies into the rollout buffer", kind="time"),
+    "time/update": Metric("s", "the PPO update", kind="time"),
+    "time/other": Metric("s", "the rest: checks, monitors, files, console", kind="time"),
+    "charts/SPS": Metric("steps/s", "agent steps per second over the last iteration", kind="time"),
     "charts/episodes": Metric("count", "episodes that ended in the last rollout"),
     "charts/episodic_return": Metric("reward", "mean return of the episodes that ended"),
     "charts/episodic_length": Metric("steps", "mean length of the episodes that ended"),
-    "charts/learning_rate": Metric("", "the optimiser's step size"),
-    "charts/scheduled": Metric("", "`@KEY`: the value that a schedule gives this key of the config now"),
-    "charts/epochs": Metric("count", "epochs of the update really done; fewer than asked: the KL stop"),
-    "charts/gradient_steps": Metric("count", "steps of the optimiser in the last update"),
-    "charts/beta": Metric("", "exponent of the importance weights of prioritised sampling"),
+    "charts/learning_rate": Metric("", "learning rate of the optimiser"),
+    "charts/scheduled": Metric("", "`@KEY`: current value of a config key with a schedule"),
+    "charts/epochs": Metric("count", "epochs of the last update; fewer than configured: stopped by target KL"),
+    "charts/gradient_steps": Metric("count", "optimiser steps of the last update"),
+    "charts/beta": Metric("", "importance-sampling exponent of prioritised sampling"),
     "losses/policy_loss": Metric("", "clipped policy loss, mean over minibatches"),
     "losses/value_loss": Metric("", "value loss, mean over minibatches"),
     "losses/entropy": Metric("nats", "mean entropy of the action distribution"),
-    "losses/approx_kl": Metric("nats", "how far the policy moved within the update", "below 0.05"),
-    "losses/clipfrac": Metric("share", "steps whose ratio left the clip range", "below 0.3"),
-    "losses/grad_norm": Metric("", "length of the gradient before clipping", "above 0, below 1000"),
-    "losses/explained_variance": Metric("", "1: values explain the returns; 0: not at all", "towards 1"),
-    "losses/importance": Metric("", "mean ratio of the new to the old probability of an action", "near 1"),
-    "losses/l2_init": Metric("", "squared distance of all weights from where they began"),
-    "losses/l2_reg": Metric("", "squared length of all weights"),
-    "losses/teacher_action": Metric(
-        "nats", "`@TEACHER`: cross entropy from what the teacher does to what is done"
+    "losses/approx_kl": Metric("nats", "approximate KL of old and new policy in the update", "below 0.05"),
+    "losses/clipfrac": Metric("fraction", "steps whose ratio was clipped", "below 0.3"),
+    "losses/grad_norm": Metric("", "gradient norm before clipping", "above 0, below 1000"),
+    "losses/explained_variance": Metric(
+        "", "explained variance of the returns by the values; 1: perfect, 0: none", "towards 1"
     ),
-    "losses/teacher_value": Metric("", "`@TEACHER`: mean square difference of values from the teacher's"),
+    "losses/importance": Metric("", "mean ratio of new to old action probability", "near 1"),
+    "losses/l2_init": Metric("", "squared L2 distance of all weights from their initial values"),
+    "losses/l2_reg": Metric("", "squared L2 norm of all weights"),
+    "losses/teacher_action": Metric("nats", "`@TEACHER`: cross entropy of the policy's actions under the teacher's"),
+    "losses/teacher_value": Metric("", "`@TEACHER`: mean squared error against the teacher's values"),
     "memory/replay_error": Metric(
         "", "largest |ratio - 1| of the first minibatch, before any weight changed", "below 1e-5"
     ),
-    "memory/replay_value_error": Metric(
-        "", "largest relative change of a value in that replay", "below 1e-5"
-    ),
+    "memory/replay_value_error": Metric("", "largest relative difference of a value in the same replay", "below 1e-5"),
     "memory/check_replay": Metric(
-        "", "largest change of a value or probability when stored segments are replayed", "below 1e-5"
+        "", "largest difference of a value or probability when stored segments are replayed", "below 1e-5"
     ),
     "memory/check_clear": Metric(
-        "", "how much is felt after a start when all that was stored before it is exchanged", "exactly 0"
+        "", "largest output change after an episode start when the steps before it are replaced", "exactly 0"
     ),
     "memory/drift": Metric(
         "",
-        "how far stored entry states are from those the current weights make of the same steps, relative to "
-        "their length, before the refresh",
+        "relative distance of stored entry states from those the current weights compute for the same steps, "
+        "before the refresh",
     ),
     "memory/stale_kl": Metric(
         "nats",
-        "KL between what the policy says from fresh and from stored states, same weights: how much of its "
-        "change comes from stale state alone",
+        "KL between the policy from fresh and from stored entry states, same weights: the policy change that "
+        "stale states alone cause",
         "well below losses/approx_kl",
     ),
-    "memory/resets": Metric("count", "times an agent's memory was cleared in the last rollout"),
+    "memory/resets": Metric("count", "hidden-state resets in the last rollout"),
     "memory/resets_due": Metric(
-        "count", "starts that the world told, each of which owes one clear", "equal to memory/resets"
+        "count", "episode starts in the last rollout, each of which must reset", "equal to memory/resets"
     ),
-    "memory/state_norm": Metric("", "mean length of an agent's state"),
-    "memory/state_norm_max": Metric("", "length of the longest state"),
-    "memory/saturation": Metric("share", "units of the state near their bounds", "below 0.5"),
-    "memory/age_mean": Metric("steps", "mean time since an agent's memory was cleared"),
-    "memory/age_max": Metric("steps", "time since the memory was cleared that is oldest"),
+    "memory/state_norm": Metric("", "mean hidden-state norm"),
+    "memory/state_norm_max": Metric("", "largest hidden-state norm"),
+    "memory/saturation": Metric("fraction", "saturated units of the hidden state", "below 0.5"),
+    "memory/age_mean": Metric("steps", "mean time since the last reset of an agent"),
+    "memory/age_max": Metric("steps", "longest time since the last reset of an agent"),
     "memory/gradient_reach": Metric(
-        "steps", "how far back the nearest 80 % of the gradient lies", "below trainer.bptt_horizon"
+        "steps", "steps back within which 80 % of the gradient lies", "below trainer.bptt_horizon"
     ),
-    "memory/buffer_bytes": Metric("bytes", "held by the segments of a rollout"),
-    "memory/state_bytes": Metric("bytes", "held by the live states of all agents"),
-    "memory/graph_bytes": Metric("bytes", "saved for the backward pass of a minibatch"),
-    "gradients/norm": Metric(
-        "", "`@MODULE`: length of the gradient of one part in the first minibatch, before clipping"
-    ),
-    "gradients/within": Metric("share", "`@N`: how much of the gradient reaches at most N steps back"),
-    "weights/norm": Metric("", "`@LAYER`: length of a layer's weights"),
-    "weights/largest_sv": Metric("", "`@LAYER`: its largest singular value"),
-    "weights/mean_sv": Metric("", "`@LAYER`: the mean of its singular values"),
-    "weights/sv_ratio": Metric("", "`@LAYER`: the largest over the smallest that is not 0 within rounding"),
-    "weights/collapsed": Metric("share", "`@LAYER`: singular values that are next to nothing", "near 0"),
-    "weights/effective_rank": Metric("", "`@LAYER`: the fewest singular values that make 99 % of their sum"),
-    "weights/loglog_slope": Metric("", "`@LAYER`: slope of its singular values over their rank, both logs"),
-    "weights/loglog_r2": Metric("", "`@LAYER`: how well that line fits; 1: exactly"),
-    "machine/process_bytes": Metric("bytes", "memory of this process", kind="machine"),
-    "machine/process_peak_bytes": Metric("bytes", "the most it ever was", kind="machine"),
+    "memory/buffer_bytes": Metric("bytes", "size of the rollout buffer"),
+    "memory/state_bytes": Metric("bytes", "size of the hidden states of all agents"),
+    "memory/graph_bytes": Metric("bytes", "tensors saved for the backward pass of a minibatch"),
+    "gradients/norm": Metric("", "`@MODULE`: gradient norm of a module in the first minibatch, before clipping"),
+    "gradients/within": Metric("fraction", "`@N`: part of the gradient that reaches at most N steps back"),
+    "weights/norm": Metric("", "`@LAYER`: norm of the weights"),
+    "weights/largest_sv": Metric("", "`@LAYER`: largest singular value"),
+    "weights/mean_sv": Metric("", "`@LAYER`: mean singular value"),
+    "weights/sv_ratio": Metric("", "`@LAYER`: largest over smallest singular value that is not 0 within rounding"),
+    "weights/collapsed": Metric("fraction", "`@LAYER`: singular values near 0", "near 0"),
+    "weights/effective_rank": Metric("", "`@LAYER`: fewest singular values that make up 99 % of their sum"),
+    "weights/loglog_slope": Metric("", "`@LAYER`: slope of the singular values over their rank, log-log"),
+    "weights/loglog_r2": Metric("", "`@LAYER`: R² of that line; 1: exact"),
+    "machine/process_bytes": Metric("bytes", "resident memory of the process", kind="machine"),
+    "machine/process_peak_bytes": Metric("bytes", "peak resident memory", kind="machine"),
     "machine/growth": Metric(
-        "bytes/1e6 steps", "slope of it over the recent half of the run", "near 0", kind="machine"
+        "bytes/1e6 steps", "slope of the resident memory over the last half of the run", "near 0", kind="machine"
     ),
-    "machine/gpu_bytes": Metric("bytes", "memory of the GPU that tensors hold", kind="machine"),
-    "machine/gpu_peak_bytes": Metric("bytes", "the most it ever was", kind="machine"),
-    "eval/return_mean": Metric("reward", "mean greedy return of an evaluation, on the way or at the end"),
-    "eval/return_mean_memory_cleared": Metric("reward", "the same with memory emptied before every step"),
+    "machine/gpu_bytes": Metric("bytes", "GPU memory allocated by tensors", kind="machine"),
+    "machine/gpu_peak_bytes": Metric("bytes", "peak GPU memory allocated by tensors", kind="machine"),
+    "eval/return_mean": Metric("reward", "mean return of a periodic or final evaluation, greedy actions"),
+    "eval/return_mean_memory_cleared": Metric("reward", "the same with memory cleared before every step"),
 }
+
+
+def replay_error(metrics: Metrics) -> float | None:
+    """Return the larger error of ratio and value: near a uniform policy, only the value shows an error."""
+    names = ("memory/replay_error", "memory/replay_value_error")
+    errors = [metrics[name] for name in names if name in metrics]
+    return float(max(errors)) if errors else None
+
+
+def alarms(metrics: Metrics, alarm_at: float = REPLAY_ALARM) -> Iterator[tuple[str, str]]:
+    """Yield the kind and text of each alarm."""
+    error = replay_error(metrics)
+    if error is not None and error > alarm_at:
+        yield (
+            "replay",
+            f"replay differs from the rollout by {error:.1e}; up to {alarm_at:.0e} is healthy. The memory is "
+            "wrong: run `holdfast check` on this policy.",
+        )
+    done, due = metrics.get("memory/resets"), metrics.get("memory/resets_due")
+    if done is not None and due is not None and done != due:
+        yield (
+            "resets",
+            f"the hidden state was reset {done:,.0f} times for {due:,.0f} episode starts; both must be "
+            "equal. Episodes leak into each other or are cut short: run `holdfast check` on this policy.",
+        )
+    norm = metrics.get("losses/grad_norm")
+    if norm is not None and norm == 0:
+        yield ("gradient", "the gradient norm is exactly 0: nothing is learned. Look for a detached loss.")
+    elif norm is not None and norm > GRADIENT_ALARM:
+        yield (
+            "gradient",
+            f"the gradient norm before clipping is {short_number(float(norm))}; below "
+            f"{GRADIENT_ALARM:,.0f} is healthy. Scale rewards down or lower trainer.optimizer.learning_rate.",
+        )
+
+
+MACHINE = "machine.jsonl"
+SHARED = ("iteration", "global_step")
+"""Metrics that machine.jsonl repeats, so that its lines can be joined with those of metrics.jsonl."""
+
+
+class MetricsFile:
+    """Append one line per update to metrics.jsonl, flushed at once.
+
+    Two runs of one seed write equal files, except for times; machine metrics go to machine.jsonl.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._machine_path = path.with_name(MACHINE)
+        self._machine: TextIO | None = None
+        self._file = path.open("a", buffering=1)
+
+    def write(self, metrics: Metrics) -> None:
+        """Append one line; an unknown metric or a non-finite value is an error."""
+        _require_known_and_finite(metrics)
+        machine = {name for name in metrics if METRICS[name.partition("@")[0]].kind == "machine"}
+        self._append(self._file, {name: value for name, value in metrics.items() if name not in machine})
+        if machine:
+            if self._machine is None:
+                self._machine = self._machine_path.open("a", buffering=1)
+            line = {name: value for name, value in metrics.items() if name in machine or name in SHARED}
+            self._append(self._machine, line)
+
+    def _append(self, file: TextIO, metrics: Metrics) -> None:
+        line = json.dumps(metrics, allow_nan=False) + "\n"
+        try:
+            file.write(line)
+        except OSError as error:
+            raise OSError(f"Could not write {file.name}: {error.strerror or error}.") from error
+
+    def close(self) -> None:
+        """Close the files."""
+        self._file.close()
+        if self._machine is not None:
+            self._machine.close()
+
+
+def _require_known_and_finite(metrics: Metrics) -> None:
+    unknown = sorted(name for name in metrics if find_metric(name) is None)
+    if unknown:
+        raise ContractError(f"{unknown} are not in METRICS; describe them in report/metrics.py.")
+    for name, value in metrics.items():
+        if not math.isfinite(value):
+            raise ContractError(
+                f"{name} is {value} at iteration {metrics.get('iteration', '?')}; it must be a finite "
+                "number. Leave out what was not measured."
+            )

@@ -1,4 +1,10 @@
-"""Mirrors of `metrics.jsonl`: TensorBoard, W&B and Trackio, each in a process of its own."""
+"""Experiment trackers: TensorBoard, W&B, Trackio and your own, each in a process of its own.
+
+So the trainer gets no threads, prompts, output or signal handlers of a tracker's package, and an error in the
+package ends that process only. Packages are imported there, and torch is not. The first input line of the
+process holds the settings, each further one a step and its metrics. Its first output line is empty if the
+tracker is open; every other one is an error.
+"""
 
 import json
 import os
@@ -7,111 +13,250 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
+import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 from holdfast.errors import ConfigError
+from holdfast.registry import Registry
+from holdfast.trust import require_trust
 
 EXTRA = {"tensorboard": "track", "trackio": "track", "wandb": "wandb"}
-"""Which extra brings a tracker's package."""
+"""The extra that installs each tracker."""
 OPENING_S = 120.0
-"""How long a tracker may take to open."""
+"""Time limit for a tracker to open."""
 CLOSING_S = 60.0
-"""How long it may take to write, or send, what it still has."""
+"""Time limit for a tracker to flush its queue."""
 BACKLOG = 64 * 2**20
-"""How many bytes wait for a tracker that is slow before it is given up."""
-GONE = "its process ended too early"
-SCRIPT = Path(__file__).with_name("mirror.py")
+"""Queue size in bytes at which a slow tracker is dropped."""
+EXITED = "its process exited unexpectedly"
+PROGRAM = ("-c", "import sys; from holdfast.report.trackers import main; sys.exit(main())")
 QUIET = {
     "WANDB_SILENT": "true",
     "WANDB_ERROR_REPORTING": "false",
     "HF_HUB_OFFLINE": "1",
     "HF_HUB_DISABLE_TELEMETRY": "1",
+    "GRADIO_ANALYTICS_ENABLED": "False",
+    "DO_NOT_TRACK": "1",
 }
-ELSEWHERE = ("TRACKIO_", "HF_", "GRADIO_")
-"""Variables that would send what Trackio is told to another machine."""
+REMOTE_PREFIXES = ("TRACKIO_", "HF_", "GRADIO_")
+"""Environment variables that could make Trackio upload metrics."""
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a tracker is to open."""
+class TrackerSettings:
+    """Settings of one tracker."""
 
     tracker: str
-    folder: Path
+    folder: str
+    """The run's folder."""
     run: str
     config: Mapping[str, Any]
-    mode: str
-    """As it was typed: wandb's `offline` or `online`, the others' `on`."""
-    begun: int | None = None
-    """The step after which a run goes on; none: it begins."""
-
-    def line(self) -> bytes:
-        """Write it as the mirror reads it."""
-        told: dict[str, Any] = {"tracker": self.tracker, "folder": str(self.folder), "run": self.run}
-        told |= {"config": dict(self.config), "mode": self.mode, "begun": self.begun}
-        return json.dumps(told).encode() + b"\n"
-
-    def environment(self) -> dict[str, str]:
-        """Say where files go, and that nothing goes out."""
-        kept = {key: value for key, value in os.environ.items() if not key.startswith(ELSEWHERE)}
-        return kept | QUIET | {"TRACKIO_DIR": str(self.folder / "trackio")}
+    mode: str = "on"
+    """As typed: `offline` or `online` for wandb, `on` for the others."""
+    resumed_step: int | None = None
+    """Step of the checkpoint of a resumed run; None: a new run."""
 
 
-class Mirror:
-    """One tracker's process; what it cannot take at once waits here, so training never waits for it."""
+class Tracker(ABC):
+    """Base class of trackers; a subclass imports its package when it is opened."""
 
-    def __init__(self, asked: Asked) -> None:
-        self.name = asked.tracker
-        theirs_in, self._in = os.pipe()
-        self._out, theirs_out = os.pipe()
+    @abstractmethod
+    def __init__(self, settings: TrackerSettings) -> None:
+        """Open the tracker."""
+
+    @abstractmethod
+    def write(self, step: int, metrics: dict[str, float]) -> None:
+        """Log the metrics of a step."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Write what is still queued."""
+
+
+class TensorBoard(Tracker):
+    """TensorBoard event files, by the writer that torch.utils.tensorboard wraps."""
+
+    def __init__(self, settings: TrackerSettings) -> None:
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        # protobuf creates the classes of these modules on import.
+        self._events = import_module("tensorboard.compat.proto.event_pb2")
+        self._summary = import_module("tensorboard.compat.proto.summary_pb2").Summary
+        self._writer = EventFileWriter(str(Path(settings.folder) / "tensorboard"), flush_secs=5)
+        if settings.resumed_step is not None:
+            # Steps after the checkpoint are logged again; this makes TensorBoard drop the earlier ones.
+            start = self._events.SessionLog(status=self._events.SessionLog.START)
+            self._add(settings.resumed_step + 1, session_log=start)
+
+    def write(self, step: int, metrics: dict[str, float]) -> None:
+        """Log the metrics of a step."""
+        values = [self._summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
+        self._add(step, summary=self._summary(value=values))
+
+    def close(self) -> None:
+        """Write what is still queued."""
+        self._writer.close()
+
+    def _add(self, step: int, **content: Any) -> None:
+        self._writer.add_event(self._events.Event(wall_time=time.time(), step=step, **content))
+
+
+class LoggedRun(Tracker):
+    """A tracker whose package has runs with `log` and `finish`."""
+
+    _run: Any
+
+    def write(self, step: int, metrics: dict[str, float]) -> None:
+        """Log the metrics of a step."""
+        self._run.log(metrics, step=step)
+
+    def close(self) -> None:
+        """Upload or write what is still queued."""
+        self._run.finish()
+
+
+class WandB(LoggedRun):
+    """A W&B run with metrics and config only; offline, nothing leaves the machine."""
+
+    def __init__(self, settings: TrackerSettings) -> None:
+        import wandb
+
+        options = wandb.Settings(
+            silent=True,
+            console="off",
+            disable_git=True,
+            disable_code=True,
+            x_disable_stats=True,
+            x_disable_meta=True,
+            x_disable_machine_info=True,
+        )
+        id_file = Path(settings.folder) / "wandb.id"
+        if not id_file.exists():
+            id_file.write_text(uuid.uuid4().hex[:12])
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "holdfast"),
+            name=settings.run,
+            dir=settings.folder,
+            config=dict(settings.config),
+            mode=settings.mode,  # pyright: ignore[reportArgumentType]
+            settings=options,
+            # A resumed run continues the same W&B run.
+            id=id_file.read_text().strip(),
+            resume="allow",
+        )
+
+
+class Trackio(LoggedRun):
+    """A Trackio run in the folder that TRACKIO_DIR names."""
+
+    def __init__(self, settings: TrackerSettings) -> None:
+        import trackio
+
+        self._run = trackio.init(
+            project="holdfast",
+            name=settings.run,
+            config=dict(settings.config),
+            resume="allow",
+            auto_log_cpu=False,
+            auto_log_gpu=False,
+            embed=False,
+        )
+
+
+BUILTIN = {"tensorboard": TensorBoard, "wandb": WandB, "trackio": Trackio}
+TRACKERS: Registry[Tracker] = Registry("tracker", "tracker=", "holdfast.trackers", Tracker, BUILTIN)
+
+
+def main() -> int:
+    """Log until the input ends: the program of a tracker's process."""
+    messages = os.fdopen(os.dup(1), "w", buffering=1)
+    # Discard everything that the package prints.
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, 1)
+    os.dup2(devnull, 2)
+
+    def send(error: object) -> None:
+        messages.write(" ".join(str(error).split()) + "\n")
+
+    def send_warning(message: Warning | str, *args: Any, **kwargs: Any) -> None:
+        # When the disk is full, Trackio only warns.
+        if "trackio" in str(message).lower():
+            send(message)
+
+    warnings.simplefilter("always")
+    warnings.showwarning = send_warning
+    try:
+        settings = TrackerSettings(**json.loads(sys.stdin.readline()))
+        tracker = TRACKERS.find(settings.tracker)(settings)
+        messages.write("\n")
+        for line in sys.stdin:
+            tracker.write(*json.loads(line))
+        tracker.close()
+    except Exception as error:
+        send(f"{type(error).__name__}: {error}")
+        return 1
+    return 0
+
+
+class TrackerProcess:
+    """A tracker's process. Lines it cannot take yet are queued, so training never waits for it."""
+
+    def __init__(self, key: str, settings: TrackerSettings) -> None:
+        self.key, self.name = key, settings.tracker
+        child_in, self._in = os.pipe()
+        self._out, child_out = os.pipe()
         self._process = subprocess.Popen(
-            [sys.executable, "-P", str(SCRIPT)],
-            stdin=theirs_in,
-            stdout=theirs_out,
+            [sys.executable, "-P", *PROGRAM],
+            stdin=child_in,
+            stdout=child_out,
             stderr=subprocess.DEVNULL,
-            env=asked.environment(),
-            # Ctrl-C is for the trainer; a mirror ends when its input does.
+            env=_environment(Path(settings.folder)),
+            # Ctrl-C is for the trainer; a tracker exits when its input ends.
             start_new_session=True,
         )
-        os.close(theirs_in)
-        os.close(theirs_out)
+        os.close(child_in)
+        os.close(child_out)
         os.set_blocking(self._in, False)
-        self._waiting = bytearray(asked.line())
+        self._queue = bytearray(json.dumps(vars(settings)).encode() + b"\n")
 
     def require_open(self) -> None:
-        """Wait until it is open, or raise what it says."""
+        """Wait until the tracker is open; raise its error if it fails."""
         try:
-            self._push()
-            said = self._said(OPENING_S)
+            self._flush()
         except BrokenPipeError:
-            said = self._said(OPENING_S)
-        if said != "":
-            why = "it gives no answer" if said is None else said
+            self._queue.clear()  # the process exited early; `_read` returns its error
+        message = self._read(OPENING_S)
+        if message != "":
+            reason = f"no answer after {OPENING_S:.0f} s" if message is None else message
             raise ConfigError(
-                f"{self.name} does not open: {why.rstrip('.')}. Type {self.name}=off to go without it."
+                f"{self.name} failed to open: {reason.rstrip('.')}. Type {self.key}=off to train without it."
             )
 
-    def write(self, step: int, numbers: Mapping[str, int | float]) -> None:
-        """Hand over a step's numbers."""
-        said = self._said(0.0)
-        if said is not None:
-            raise OSError(said)
-        self._waiting += json.dumps([step, numbers]).encode() + b"\n"
-        self._push()
-        if len(self._waiting) > BACKLOG:
-            raise OSError(f"it is {len(self._waiting) / 2**20:.0f} MiB behind")
+    def write(self, step: int, metrics: Mapping[str, int | float]) -> None:
+        """Send the metrics of a step."""
+        message = self._read(0.0)
+        if message is not None:
+            raise OSError(message)
+        self._queue += json.dumps([step, metrics]).encode() + b"\n"
+        self._flush()
+        if len(self._queue) > BACKLOG:
+            raise OSError(f"it is {len(self._queue) / 2**20:.0f} MiB behind")
 
-    def end(self, patience: float) -> str | None:
-        """Let it write what it has and end; say what went wrong, if anything did."""
-        until, late = time.monotonic() + patience, None
+    def end(self, timeout: float) -> str | None:
+        """Flush the queue and end the process; return the error, if any."""
+        until, late = time.monotonic() + timeout, None
         try:
-            while self._waiting and time.monotonic() < until:
+            while self._queue and time.monotonic() < until:
                 select.select([], [self._in], [], 0.1)
-                self._push()
+                self._flush()
             os.close(self._in)
             self._process.wait(max(0.0, until - time.monotonic()))
         except BrokenPipeError:
@@ -120,69 +265,56 @@ class Mirror:
         except subprocess.TimeoutExpired:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
-            late = f"it had not written everything after {patience:.0f} s"
-        said = self._said(0.0)
+            late = f"it had not written everything after {timeout:.0f} s"
+        message = self._read(0.0)
         os.close(self._out)
-        if said not in (None, GONE):
-            return said
-        return late or (GONE if self._process.returncode else None)
+        if message not in (None, EXITED):
+            return message
+        return late or (EXITED if self._process.returncode else None)
 
-    def _push(self) -> None:
-        """Give it as much as it takes without waiting."""
+    def _flush(self) -> None:
+        """Write as much of the queue as the pipe takes without blocking."""
         try:
-            while self._waiting:
-                del self._waiting[: os.write(self._in, self._waiting[:65536])]
+            while self._queue:
+                del self._queue[: os.write(self._in, self._queue[:65536])]
         except BlockingIOError:
             return
 
-    def _said(self, patience: float) -> str | None:
-        """Read what it says within some seconds; none: nothing."""
-        if not select.select([self._out], [], [], patience)[0]:
+    def _read(self, timeout: float) -> str | None:
+        """Return the next message of the process; None: none within the timeout."""
+        if not select.select([self._out], [], [], timeout)[0]:
             return None
         text = os.read(self._out, 65536).decode(errors="replace")
-        return text.strip() if text else GONE
+        return text.strip() if text else EXITED
 
 
-class Trackers:
-    """All mirrors of a run; one that fails is left out from then on, and the run goes on."""
+class Trackers(AbstractContextManager["Trackers"]):
+    """All trackers of a run; one that fails is dropped, and training continues."""
 
-    def __init__(self, mirrors: list[Mirror], say: Callable[[str], object]) -> None:
-        self._mirrors, self._say = mirrors, say
-
-    def __enter__(self) -> "Trackers":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    def __init__(self, processes: list[TrackerProcess], log: Callable[[str], object]) -> None:
+        self._processes, self._log = processes, log
 
     def write(self, metrics: Mapping[str, int | float]) -> None:
-        """Mirror one line; its step is `global_step`. `NAME@PART` is written `NAME/PART`."""
-        numbers = {name.replace("@", "/"): number for name, number in metrics.items()}
-        for mirror in list(self._mirrors):
+        """Log one line of metrics at `global_step`; `NAME@LABEL` is logged as `NAME/LABEL`."""
+        renamed = {name.replace("@", "/"): value for name, value in metrics.items()}
+        for process in list(self._processes):
             try:
-                mirror.write(int(metrics["global_step"]), numbers)
+                process.write(int(metrics["global_step"]), renamed)
             except OSError as error:
-                self._mirrors.remove(mirror)
-                mirror.end(0.0)
-                self._give_up(mirror, str(error))
+                self._processes.remove(process)
+                process.end(0.0)
+                self._log_failure(process, str(error))
 
-    def abandon(self) -> None:
-        """End every mirror at once."""
-        while self._mirrors:
-            self._mirrors.pop().end(0.0)
+    def __exit__(self, *error: object) -> None:
+        """Flush and end every tracker."""
+        while self._processes:
+            process = self._processes.pop()
+            message = process.end(CLOSING_S)
+            if message is not None:
+                self._log_failure(process, message)
 
-    def close(self) -> None:
-        """Let every mirror write what it still has."""
-        while self._mirrors:
-            mirror = self._mirrors.pop()
-            said = mirror.end(CLOSING_S)
-            if said is not None:
-                self._give_up(mirror, said)
-
-    def _give_up(self, mirror: Mirror, why: str) -> None:
-        self._say(f"{mirror.name} stopped: {why}. The run goes on; metrics.jsonl has every number.")
+    def _log_failure(self, process: TrackerProcess, reason: str) -> None:
+        self._log(f"{process.name} stopped: {reason}. Training continues; metrics.jsonl has every metric.")
 
 
 def open_trackers(
@@ -190,35 +322,45 @@ def open_trackers(
     run: str,
     config_json: Mapping[str, Any],
     *,
-    wandb: Literal["off", "offline", "online"] = "off",
-    tensorboard: Literal["off", "on"] = "off",
-    trackio: Literal["off", "on"] = "off",
-    begun: int | None = None,
-    say: Callable[[str], object] = print,
+    resumed_step: int | None = None,
+    log: Callable[[str], object] = print,
+    **modes: str,
 ) -> Trackers:
-    """Open the mirrors that are asked for, or refuse in one line before anything trains."""
-    asked = {"tensorboard": tensorboard, "wandb": wandb, "trackio": trackio}
-    require_trackers(**asked)
-    mirrors = [
-        Mirror(Asked(tracker, folder.absolute(), run, config_json, mode, begun))
-        for tracker, mode in asked.items()
-        if mode != "off"
-    ]
+    """Open the trackers of `modes`, the values of their config keys; raise ConfigError if one fails."""
+    require_trackers(**modes)
+    processes = list[TrackerProcess]()
+    for key, mode in modes.items():
+        tracker, mode = (mode, "on") if key == "tracker" else (key, mode)
+        settings = TrackerSettings(tracker, str(folder.absolute()), run, config_json, mode, resumed_step)
+        processes.append(TrackerProcess(key, settings))
     try:
-        for mirror in mirrors:
-            mirror.require_open()
+        for process in processes:
+            process.require_open()
     except BaseException:
-        Trackers(mirrors, say).abandon()
+        for process in processes:
+            process.end(0.0)
         raise
-    return Trackers(mirrors, say)
+    return Trackers(processes, log)
 
 
-def require_trackers(**asked: str) -> None:
-    """Refuse a tracker whose package is missing; a folder of its name is no package."""
-    for tracker, mode in asked.items():
-        found = find_spec(tracker) if mode != "off" else None
-        if mode != "off" and (found is None or found.origin is None):
+def require_trackers(**modes: str) -> None:
+    """Raise if a tracker is unknown, or the package of a built-in one is missing; nothing is imported."""
+    for key, mode in modes.items():
+        if key == "tracker":
+            TRACKERS.require(mode)
+            if ":" in mode:
+                # Here, since the process that imports it does not know who named it.
+                require_trust(mode, mode.partition(":")[0])
+            continue
+        spec = find_spec(key)
+        # A plain folder of that name has no origin.
+        if spec is None or spec.origin is None:
             raise ConfigError(
-                f"{tracker}={mode} needs the package {tracker}, which is not installed; "
-                f"type: pip install 'holdfast[{EXTRA[tracker]}]'."
+                f"{key}={mode} needs the package {key}, which is missing; pip install 'holdfast[{EXTRA[key]}]'."
             )
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    """Return the environment of a tracker's process: the same modules, quiet, local files, no uploads."""
+    env = {key: value for key, value in os.environ.items() if not key.startswith(REMOTE_PREFIXES)}
+    return env | QUIET | {"TRACKIO_DIR": str(folder / "trackio"), "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -1,17 +1,18 @@
-"""The world speaks: what a step is, the token format, worlds that run on tensors, and doors to others."""
+"""Worlds: the contract, built-in worlds on tensors, and adapters of other packages, imported on use."""
 
-from holdfast.worlds.make import WORLDS, closing_world, make_world, options_of
-from holdfast.worlds.recall import Recall
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from holdfast.worlds.step import Feature, Step, World, WorldSpec
 
-__all__ = [
-    "WORLDS",
-    "Feature",
-    "Recall",
-    "Step",
-    "World",
-    "WorldSpec",
-    "closing_world",
-    "make_world",
-    "options_of",
-]
+if TYPE_CHECKING:
+    from holdfast.worlds.builtin.symbols import Recall
+    from holdfast.worlds.make import WORLDS, closing_world, make_world, world_options
+
+__all__ = ["WORLDS", "Feature", "Recall", "Step", "World", "WorldSpec", "closing_world", "make_world", "world_options"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module("holdfast.worlds.make"), name)

@@ -1,121 +1,73 @@
-"""Worlds by name: those on tensors, Gymnasium's, yours, and several at once."""
+"""Build a world by its name."""
 
 import importlib.util
 import inspect
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import gymnasium
-import torch
-from pydantic import TypeAdapter, ValidationError
 
+from holdfast.config.world_names import world_config_class, world_prefix
+from holdfast.config.worlds import WORLD_CONFIGS, WorldConfig
 from holdfast.errors import ConfigError, HoldfastError, did_you_mean
-from holdfast.knobs import WorldKnobs
-from holdfast.mettagrid_knobs import METTAGRID
-from holdfast.named import find_named
-from holdfast.values import first_complaint
-from holdfast.which_world import ENVPOOL, GYM, MIXTURE, PETTINGZOO, POPGYM, Part, Parts, knobs_of
-from holdfast.worlds import draws
-from holdfast.worlds.arena import Arena
-from holdfast.worlds.constant import Constant
-from holdfast.worlds.envpool import envpool_world
-from holdfast.worlds.forage import Forage
-from holdfast.worlds.gym import GymWorld
-from holdfast.worlds.key_value import KeyValue
-from holdfast.worlds.mettagrid import MettaGridWorld
-from holdfast.worlds.mixture import Mixture, share_out
-from holdfast.worlds.n_back import NBack
-from holdfast.worlds.parity import Parity
-from holdfast.worlds.pettingzoo import PettingZooWorld
-from holdfast.worlds.ragged import Ragged
-from holdfast.worlds.recall import Recall
-from holdfast.worlds.repeat_first import RepeatFirst
-from holdfast.worlds.step import Closes, World
-from holdfast.worlds.tmaze import TMaze
+from holdfast.registry import import_object, load_object
+from holdfast.trust import require_trust_in, require_trust_to_call
+from holdfast.worlds.builtin.symbols import Recall
+from holdfast.worlds.step import Closeable, World
+
+__all__ = ["WORLDS", "Recall", "closing_world", "make_world", "world_options"]
 
 WORLDS: dict[str, Callable[..., World]] = {
-    "recall": Recall,
-    "repeat_first": RepeatFirst,
-    "n_back": NBack,
-    "tmaze": TMaze,
-    "key_value": KeyValue,
-    "parity": Parity,
-    "forage": Forage,
-    "arena": Arena,
-    "ragged": Ragged,
-    "constant": Constant,
+    name: load_object(kind.family.constructor, "world.name=") for name, kind in WORLD_CONFIGS.items()
 }
-"""The worlds on tensors."""
+"""The built-in worlds."""
 
 
 def make_world(name: str, agents: int = 64, **options: Any) -> World:
     """Build a world by its name: `make_world("recall", agents=64, delay=8, cues=4)`.
 
-    Besides those in `WORLDS` there are `gym:ID`, `popgym:NAME`, `pettingzoo:MODULE`, `envpool:ID` and
-    `mettagrid:NAME`, a class or function of your own by `package.module:Name`, and `mixture` with
+    Besides the built-in `WORLDS` there are `gym:ID`, `popgym:NAME`, `pettingzoo:MODULE`, `envpool:ID`,
+    `mettagrid:NAME`, user classes and functions as `package.module:Name`, and `mixture` with
     `parts="recall weight=3 + n_back back=3"`. Every world takes `seed` and `device`.
     """
-    if name in WORLDS:
-        return _made(WORLDS[name], name, agents, options)
-    if name == MIXTURE:
-        return _mixed(agents, **options)
-    if name.startswith(GYM):
-        return _made(GymWorld, name, agents, {"env": name.removeprefix(GYM), **options})
-    if name.startswith(POPGYM):
-        return _made(GymWorld, name, agents, {"env": _popgym_id(name.removeprefix(POPGYM)), **options})
-    if name.startswith(METTAGRID):
-        return _simulated(name, agents, options)
-    if name.startswith(PETTINGZOO):
-        return _made(PettingZooWorld, name, agents, {"env": name.removeprefix(PETTINGZOO), **options})
-    if name.startswith(ENVPOOL):
-        return _made(envpool_world, name, agents, {"env": name.removeprefix(ENVPOOL), **options})
-    # Refuses names that mean nothing.
-    knobs_of(name)
-    kind = find_named(name, "world.name=")
-    if isinstance(kind, type) and issubclass(kind, gymnasium.Env | gymnasium.vector.VectorEnv):
-        return _made(GymWorld, name, agents, {"env": kind, **options})
-    return _yours(kind, name, agents, options)
+    kind = world_config_class(name)
+    family = kind.family
+    require_trust_in(options)
+    if not family.constructor:
+        return _make_user_world(import_object(name, "world.name="), name, agents, options)
+    keys = [key for key in (*kind.model_fields, "seed", "device") if key not in ("name", "agents")]
+    for key in options.keys() - {*keys, "env"}:
+        hint = did_you_mean(key, keys, f"it has {', '.join(keys)}.")
+        raise ConfigError(f"The world {name!r} has no option {key!r}; {hint}")
+    if family.package and importlib.util.find_spec(family.package) is None:
+        install = family.install or f"pip install 'holdfast[{family.package}]'"
+        raise ConfigError(f"world.name={name}: {family.package} is not installed; {install}.")
+    if world_prefix(name) is not None:
+        options = {"env": name.partition(":")[2], **options}
+    elif ":" in name:
+        # A Gymnasium class of the user.
+        options = {"env": import_object(name, "world.name="), **options}
+    constructor = load_object(family.constructor, f"world.name={name}: ")
+    parameters = inspect.signature(constructor).parameters
+    if "options" in parameters:
+        # Keys that the constructor does not take are arguments of the environment (games of mettagrid).
+        arguments = {key: options.pop(key) for key in options.keys() - parameters.keys()}
+        options["options"] = {**(options.get("options") or {}), **arguments}
+    return constructor(agents, **options)
 
 
-@contextmanager
-def closing_world(world: World) -> Iterator[World]:
-    """Close a world at the end, if it holds something open."""
-    try:
-        yield world
-    finally:
-        if isinstance(world, Closes):
-            world.close()
-
-
-def _made(kind: Callable[..., World], name: str, agents: int, options: dict[str, Any]) -> World:
-    known = [key for key in inspect.signature(kind).parameters if key not in ("agents", "env")]
-    for key in options.keys() - {"env"}:
-        if key not in known:
-            meant = did_you_mean(key, known, f"it has {', '.join(known)}.")
-            raise ConfigError(f"The world {name!r} has no option {key!r}; {meant}")
-    return kind(agents, **options)
-
-
-def _simulated(name: str, agents: int, options: dict[str, Any]) -> World:
-    """Make a world of mettagrid: what is no option of every one of them is one of its game."""
-    own = [key for key in inspect.signature(MettaGridWorld).parameters if key not in ("agents", "env")]
-    asked = {**options.get("options", {}), **{key: options[key] for key in options if key not in own}}
-    given = {key: options[key] for key in options if key in own and key != "options"}
-    return MettaGridWorld(agents, env=name.removeprefix(METTAGRID), options=asked, **given)
-
-
-def _yours(kind: Callable[..., Any], name: str, agents: int, options: dict[str, Any]) -> World:
-    """Make a world of a user's class; it is told the seed and the device if it asks for them."""
+def _make_user_world(kind: Callable[..., Any], name: str, agents: int, options: dict[str, Any]) -> World:
+    """Build a world of a user's class or function; it gets `seed` and `device` if it takes them."""
+    require_trust_to_call(name, kind)
     if isinstance(kind, type) and not {"reset", "step"} <= set(dir(kind)):
         raise ConfigError(f"{name} is {kind!r}; a world has agents, spec, reset() and step(actions).")
-    takes = inspect.signature(kind).parameters
-    if any(each.kind is each.VAR_KEYWORD for each in takes.values()):
-        takes = {**takes, **dict.fromkeys(("seed", "device"))}
-    asked = {key: value for key, value in options.items() if key in takes or key not in ("seed", "device")}
+    parameters = inspect.signature(kind).parameters
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    if not takes_any:
+        options = {key: value for key, value in options.items() if key in parameters or key not in ("seed", "device")}
     try:
-        world = kind(agents=agents, **asked)
+        world = kind(agents=agents, **options)
     except HoldfastError:
         raise
     except Exception as error:
@@ -125,45 +77,25 @@ def _yours(kind: Callable[..., Any], name: str, agents: int, options: dict[str, 
     if not isinstance(world, World):
         raise ConfigError(f"{name} makes {world!r}; a world has agents, spec, reset() and step(actions).")
     if world.agents != agents:
-        raise ConfigError(f"{name} has {world.agents} agents; {agents} were asked for.")
+        raise ConfigError(f"{name} has {world.agents} agents; {agents} were requested.")
     return world
 
 
-def _popgym_id(name: str) -> str:
-    """Write an id of popgym from its short name, or take it whole."""
-    short = name.removeprefix("popgym-").removesuffix("-v0")
-    # That it is not installed is told when it is made.
-    if importlib.util.find_spec("popgym") is not None:
-        importlib.import_module("popgym")
-        known = [each for each in map(str, gymnasium.registry) if each.startswith("popgym-")]
-        names = [each.removeprefix("popgym-").removesuffix("-v0") for each in known]
-        if short not in names:
-            meant = did_you_mean(short, names, f"there is {', '.join(names)}.")
-            raise ConfigError(f"world.name=popgym:{name}: popgym has no such environment; {meant}")
-    return f"popgym:popgym-{short}-v0"
+def close_world(world: World) -> None:
+    """Close a world, if it is Closeable."""
+    if isinstance(world, Closeable):
+        world.close()
 
 
-def _mixed(agents: int, *, parts: Any, seed: int = 0, device: str | torch.device = "cpu") -> World:
+@contextmanager
+def closing_world(world: World) -> Iterator[World]:
+    """Close a world at the end, if it is Closeable."""
     try:
-        several: tuple[Part, ...] = TypeAdapter(Parts).validate_python(parts)
-    except ValidationError as error:
-        raise ConfigError(first_complaint(error, "parts")) from None
-    unit = math.lcm(*(part.world.crowd for part in several))
-    counts = share_out(agents, [part.weight for part in several], unit)
-
-    def made(number: int, seed: int) -> World:
-        knobs = several[number].world
-        # A seed each: the same world twice lives two lives.
-        own = draws.seed_of(seed, draws.STREAM_PART, number)
-        return make_world(knobs.name, counts[number], seed=own, device=device, **options_of(knobs))
-
-    def remade(number: int, clock: int) -> World:
-        return made(number, draws.seed_of(seed, draws.STREAM_RESUMED, clock))
-
-    worlds = [made(number, seed) for number in range(len(several))]
-    return Mixture(worlds, [part.label for part in several], remade)
+        yield world
+    finally:
+        close_world(world)
 
 
-def options_of(knobs: WorldKnobs) -> dict[str, Any]:
-    """List what a world is made with besides agents, seed and device."""
-    return {key: getattr(knobs, key) for key in type(knobs).model_fields if key not in ("name", "agents")}
+def world_options(config: WorldConfig) -> dict[str, Any]:
+    """Return the arguments of make_world besides name, agents, seed and device."""
+    return {key: getattr(config, key) for key in type(config).model_fields if key not in ("name", "agents")}

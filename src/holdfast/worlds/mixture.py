@@ -1,4 +1,4 @@
-"""Several worlds at once: each has its share of the agents, and all are seen through one spec."""
+"""Mixture: several worlds at once, each with its share of the agents, seen through one spec."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -6,186 +6,189 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter, ValidationError
 
+from holdfast import rng
+from holdfast.config.base import first_error_message
+from holdfast.config.world_names import MixturePart, Parts
 from holdfast.errors import ConfigError, ContractError
-from holdfast.saved import misfit, taken
-from holdfast.shapes import Shaped, Tensor, UInt8
+from holdfast.state_tree import get_field, mismatch
+from holdfast.types import Shaped, Tensor, UInt8
 from holdfast.worlds import tokens
-from holdfast.worlds.going_on import put_back, state_of, unread
-from holdfast.worlds.seen import Seen
-from holdfast.worlds.step import Anew, Closes, Feature, Step, World, WorldSpec, check_actions
-from holdfast.worlds.watched import Watched
+from holdfast.worlds.checked_world import CheckedWorld
+from holdfast.worlds.make import close_world, make_world, world_options
+from holdfast.worlds.obs import FLAGS, Obs, check_actions
+from holdfast.worlds.save_restore import placeholder_step, restore_world, save_world
+from holdfast.worlds.step import Device, Feature, Restarted, Step, World, WorldSpec
 
 NOOP = "noop"
-AGAIN = "it lives its first episodes again"
 
 
-def share_out(agents: int, weights: Sequence[float], unit: int = 1) -> list[int]:
-    """Share agents out by weight, in whole crowds of `unit`, at least one to each."""
+def mixture_world(agents: int, *, parts: Any, seed: int = 0, device: Device = "cpu") -> "Mixture":
+    """Build a mixture from `parts`, as text or as validated configs."""
+    try:
+        configs: tuple[MixturePart, ...] = TypeAdapter(Parts).validate_python(parts)
+    except ValidationError as error:
+        raise ConfigError(first_error_message(error, "parts")) from None
+    unit = math.lcm(*(part.world.agents_per_env for part in configs))
+    counts = split_agents(agents, [part.weight for part in configs], unit)
+
+    def make(number: int, seed: int) -> World:
+        config = configs[number].world
+        # Each part has its own seed, so that the same world twice has different episodes.
+        part_seed = rng.derive_seed(seed, rng.STREAM_PART, number)
+        return make_world(config.name, counts[number], seed=part_seed, device=device, **world_options(config))
+
+    def remake(number: int, clock: int) -> World:
+        return make(number, rng.derive_seed(seed, rng.STREAM_RESUMED, clock))
+
+    worlds = [make(number, seed) for number in range(len(configs))]
+    return Mixture(worlds, [part.label for part in configs], remake)
+
+
+def split_agents(agents: int, weights: Sequence[float], unit: int = 1) -> list[int]:
+    """Divide agents by weight, in multiples of `unit`, at least one unit each."""
     if agents % unit:
         near = max(len(weights), round(agents / unit)) * unit
         raise ConfigError(f"world.agents={agents} is not a multiple of {unit}; try {near}.")
-    crowds = agents // unit
-    if crowds < len(weights):
-        raise ConfigError(
-            f"world.agents={agents} is too few for {len(weights)} worlds; try {len(weights) * unit} or more."
-        )
-    wanted = [crowds * weight / sum(weights) for weight in weights]
-    got = [max(1, int(want)) for want in wanted]
-    while sum(got) != crowds:
-        step = 1 if sum(got) < crowds else -1
-        # Who lacks most gets one more; who has most too many, and more than one, gives one back.
-        who = max(
-            (n for n in range(len(got)) if step > 0 or got[n] > 1),
-            key=lambda n: step * (wanted[n] - got[n]),
-        )
-        got[who] += step
-    return [each * unit for each in got]
+    units = agents // unit
+    if units < len(weights):
+        raise ConfigError(f"world.agents={agents}: {len(weights)} worlds need {len(weights) * unit} or more.")
+    exact = [units * weight / sum(weights) for weight in weights]
+    counts = [max(1, int(count)) for count in exact]
+    while sum(counts) != units:
+        step = 1 if sum(counts) < units else -1
+        # The part furthest below its exact share gains a unit; the one furthest above, with more than one, loses it.
+        candidates = [n for n in range(len(counts)) if step > 0 or counts[n] > 1]
+        number = max(candidates, key=lambda n: step * (exact[n] - counts[n]))
+        counts[number] += step
+    return [count * unit for count in counts]
 
 
 class Mixture:
-    """Worlds side by side. Rows come in the order of the parts, `spec.parts` says how many each has.
+    """Worlds side by side; rows are in the order of the parts, and `spec.parts` has their sizes.
 
-    Worlds with tokens are put together by name: there are all features and all actions of all of them, and
-    observations are as long as the longest. In a world that does not know an action, it is its `noop`, or
-    if it has none, its first action. Worlds that show or take anything else must have the same spaces.
+    Token worlds are merged by name: the spec has all their features and actions, and the longest observation. An action
+    that a world does not have is its `noop`, or its first action. Other worlds must have equal spaces.
 
-    `remake` makes the world of a number with a seed that goes with a count of steps: a world that cannot say
-    where it was is made anew by it, and does not live its first episodes again.
+    `remake(number, clock)` builds a part again with a seed that depends on the clock. It replaces a part that
+    cannot be restored, so that it does not repeat its first episodes.
     """
 
-    def __init__(
-        self,
-        worlds: Sequence[World],
-        labels: Sequence[str],
-        remake: Callable[[int, int], World] | None = None,
-    ) -> None:
-        twice = sorted({label for label in labels if list(labels).count(label) > 1})
-        if twice:
-            raise ConfigError(f"world.parts: {twice[0]} is there twice; say it once, with weight=2.")
+    def __init__(self, worlds: Sequence[World], labels: Sequence[str], remake: Callable[[int, int], World]) -> None:
+        duplicates = sorted({label for label in labels if list(labels).count(label) > 1})
+        if duplicates:
+            raise ConfigError(f"world.parts: {duplicates[0]} is there twice; name it once, with weight=2.")
         self.worlds = list(worlds)
-        self.agents = sum(world.agents for world in worlds)
-        self.spec = _joined([world.spec for world in worlds], labels)
-        named = zip(labels, (world.agents for world in worlds), strict=True)
-        self.spec = replace(self.spec, name="mixture", parts=tuple(named))
+        sizes = [world.agents for world in worlds]
+        self.agents = sum(sizes)
+        spec = _merge_specs([world.spec for world in worlds], labels)
+        self.spec = replace(spec, name="mixture", parts=tuple(zip(labels, sizes, strict=True)))
         self._views = [_View(world.spec, self.spec) for world in worlds]
-        begins = [sum(world.agents for world in worlds[:number]) for number in range(len(worlds))]
-        # Each is guarded by its own spec.
-        self._guarded = [Watched(*each) for each in zip(worlds, labels, begins, strict=True)]
-        self._named = list(zip(labels, begins, strict=True))
+        offsets = [sum(sizes[:number]) for number in range(len(sizes))]
+        self._names_and_offsets = list(zip(labels, offsets, strict=True))
+        # Each part is checked against its own spec.
+        self._checked = [
+            CheckedWorld(world, *args) for world, args in zip(worlds, self._names_and_offsets, strict=True)
+        ]
         self._remake, self._clock = remake, 0
 
     def reset(self) -> Step:
         """Start every agent's first episode."""
         self._clock = 0
-        return self._together([world.reset() for world in self._guarded])
+        return self._concat([world.reset() for world in self._checked])
 
     def step(self, actions: Shaped[Tensor, "A ..."]) -> Step:
-        """Let everybody act in its own world."""
-        wanted = len(self.spec.action_names) if self.spec.action is None else self.spec.action
-        check_actions(actions, self.agents, wanted)
+        """Step every world with the actions of its agents."""
+        action_space = len(self.spec.action_names) if self.spec.action is None else self.spec.action
+        check_actions(actions, self.agents, action_space)
         self._clock += 1
-        each = actions.split([world.agents for world in self.worlds])
-        return self._together(
-            [
-                world.step(view.actions(mine))
-                for world, view, mine in zip(self._guarded, self._views, each, strict=True)
-            ]
-        )
+        parts = zip(self._checked, self._views, actions.split([world.agents for world in self.worlds]), strict=True)
+        return self._concat([world.step(view.actions(part)) for world, view, part in parts])
 
     def state(self) -> dict[str, Any]:
-        """Say where each of the worlds is; None of those that cannot."""
-        return {"parts": [state_of(world) for world in self._guarded], "clock": self._clock}
+        """Return the state of every world, None for those that have none."""
+        return {"parts": [save_world(world) for world in self._checked], "clock": self._clock}
 
-    def restore(self, state: Mapping[str, Any]) -> Anew | None:
-        """Put the worlds back one by one."""
-        parts = taken(state, "parts", list)
-        if len(parts) != len(self._guarded):
-            raise misfit(f"it was kept of {len(parts)} worlds, and there are {len(self._guarded)}")
-        self._clock = taken(state, "clock", int)
-        found = [self._put_back(*each) for each in enumerate(parts)]
-        told = [anew for anew in found if anew is not None]
-        if not told:
+    def restore(self, state: Mapping[str, Any]) -> Restarted | None:
+        """Restore the worlds one by one."""
+        parts = get_field(state, "parts", list)
+        if len(parts) != len(self._checked):
+            raise mismatch(f"it was saved of {len(parts)} worlds, and there are {len(self._checked)}")
+        self._clock = get_field(state, "clock", int)
+        results = [self._restore_part(number, part) for number, part in enumerate(parts)]
+        device = next((restarted.mask.device for restarted in results if restarted is not None), None)
+        if device is None:
             return None
-        device = told[0].who.device
-        steps = [
-            unread(world.spec, world.agents, device) if anew is None else anew.step
-            for world, anew in zip(self._guarded, found, strict=True)
-        ]
-        who = [
-            torch.zeros(world.agents, dtype=torch.bool, device=device) if anew is None else anew.who
-            for world, anew in zip(self._guarded, found, strict=True)
-        ]
-        named = zip(self._guarded, found, strict=True)
-        why = "; ".join(f"{world.name}: {anew.why}" for world, anew in named if anew is not None)
-        return Anew(torch.cat(who), self._together(steps), why)
+        steps, masks, reasons = list[Step](), list[Tensor](), list[str]()
+        for world, restarted in zip(self._checked, results, strict=True):
+            if restarted is None:
+                steps.append(placeholder_step(world.spec, world.agents, device))
+                masks.append(torch.zeros(world.agents, dtype=torch.bool, device=device))
+            else:
+                steps.append(restarted.step)
+                masks.append(restarted.mask)
+                reasons.append(f"{world.name}: {restarted.reason}")
+        return Restarted(torch.cat(masks), self._concat(steps), "; ".join(reasons))
 
-    def _put_back(self, number: int, state: Mapping[str, Any] | None) -> Anew | None:
-        """Put one world back; if it cannot be, put another one in its place, which begins otherwise."""
-        if state is None and self._remake is not None:
-            _close(self.worlds[number])
+    def _restore_part(self, number: int, state: Mapping[str, Any] | None) -> Restarted | None:
+        """Restore one world; without a state, replace it by one with another seed."""
+        if state is None:
+            close_world(self.worlds[number])
             self.worlds[number] = self._remake(number, self._clock)
-            self._guarded[number] = Watched(self.worlds[number], *self._named[number])
-        anew = put_back(self._guarded[number], state)
-        if state is not None or anew is None or self._remake is not None:
-            return anew
-        return replace(anew, why=f"{anew.why}; {AGAIN}")
+            self._checked[number] = CheckedWorld(self.worlds[number], *self._names_and_offsets[number])
+        return restore_world(self._checked[number], state)
 
-    def settle(self) -> None:
-        """Raise if a step of one of the worlds was wrong."""
-        for world in self._guarded:
-            world.settle()
+    def raise_violations(self) -> None:
+        """Raise if a step of one of the worlds broke the contract."""
+        for world in self._checked:
+            world.raise_violations()
 
     def close(self) -> None:
-        """Close the worlds that hold something open."""
+        """Close the worlds that are Closeable."""
         for world in self.worlds:
-            _close(world)
+            close_world(world)
 
-    def _together(self, steps: list[Step]) -> Step:
-        said = {
-            name: torch.cat([getattr(step, name) for step in steps])
-            for name in ("reward", "terminated", "truncated", "first", "valid", "trial")
-        }
-        shown = zip(self._views, steps, strict=True)
-        obs = [view.obs(step.obs) for view, step in shown]
-        last = None
+    def _concat(self, steps: list[Step]) -> Step:
+        columns = {name: torch.cat([getattr(step, name) for step in steps]) for name in ("reward", *FLAGS)}
+        obs = [view.obs(step.obs) for view, step in zip(self._views, steps, strict=True)]
+        last_obs = None
         if self.spec.truncates != "never":
-            last = torch.cat([self._last(*each) for each in zip(self._views, steps, obs, strict=True)])
-        return Step(obs=torch.cat(obs), last_obs=last, **said)
-
-    @staticmethod
-    def _last(view: "_View", step: Step, obs: Seen) -> Seen:
-        """Show what was last seen; a world that never truncates shows anything: nobody reads it."""
-        return obs if step.last_obs is None else view.obs(step.last_obs)
+            # Rows of a world that never truncates are not read.
+            parts = zip(self._views, steps, obs, strict=True)
+            last_obs = torch.cat(
+                [now if step.last_obs is None else view.obs(step.last_obs) for view, step, now in parts]
+            )
+        return Step(obs=torch.cat(obs), last_obs=last_obs, **columns)
 
 
 class _View:
-    """How one world looks from outside: its tokens and actions in the words of all."""
+    """Translates the observations and actions of one world to and from the merged spec."""
 
-    def __init__(self, own: WorldSpec, whole: WorldSpec) -> None:
-        self._own, self._whole = own, whole
-        self._same = own.words == whole.words
+    def __init__(self, local: WorldSpec, joint: WorldSpec) -> None:
+        self._joint = joint
+        self._same = local.interface == joint.interface
         if self._same:
             return
-        ids = {feature.name: place for place, feature in enumerate(whole.features)}
+        ids = {feature.name: number for number, feature in enumerate(joint.features)}
         table = torch.arange(256)
-        for feature, number in zip(own.features, own.feature_ids, strict=True):
+        for feature, number in zip(local.features, local.feature_ids, strict=True):
             table[number] = ids[feature.name]
         self._ids = table.to(torch.uint8)
-        known = {name: number for number, name in enumerate(own.action_names)}
-        otherwise = known.get(NOOP, 0)
-        self._actions = torch.tensor([known.get(name, otherwise) for name in whole.action_names])
+        numbers = {name: number for number, name in enumerate(local.action_names)}
+        noop = numbers.get(NOOP, 0)
+        self._actions = torch.tensor([numbers.get(name, noop) for name in joint.action_names])
 
-    def obs(self, obs: Seen) -> Seen:
-        return obs if self._same else self._translated(obs)
+    def obs(self, obs: Obs) -> Obs:
+        return obs if self._same else self._translate(obs)
 
-    def _translated(self, obs: UInt8[Tensor, "A M 3"]) -> UInt8[Tensor, "A M2 3"]:
+    def _translate(self, obs: UInt8[Tensor, "A M 3"]) -> UInt8[Tensor, "A M2 3"]:
         self._ids = self._ids.to(obs.device)
-        place, feature, value = obs.unbind(-1)
-        short = self._whole.obs_shape[0] - obs.shape[1]
+        location, feature, value = obs.unbind(-1)
+        padding = self._joint.obs_shape[0] - obs.shape[1]
         # Padding is 255 in every byte, and no feature's id.
-        said = torch.stack([place, self._ids[feature.long()], value], dim=-1)
-        return torch.nn.functional.pad(said, (0, 0, 0, short), value=tokens.PADDING)
+        translated = torch.stack([location, self._ids[feature.long()], value], dim=-1)
+        return torch.nn.functional.pad(translated, (0, 0, 0, padding), value=tokens.PADDING)
 
     def actions(self, actions: Tensor) -> Tensor:
         if self._same:
@@ -194,49 +197,40 @@ class _View:
         return self._actions[actions.long()]
 
 
-def _close(world: World) -> None:
-    if isinstance(world, Closes):
-        world.close()
-
-
-def _joined(specs: list[WorldSpec], labels: Sequence[str]) -> WorldSpec:
-    """Put specs together; what cannot be seen through one pair of eyes is refused."""
-    truncates = "always" if any(spec.truncates != "never" for spec in specs) else "never"
-    crowd = math.lcm(*(spec.crowd for spec in specs))
-    first = replace(specs[0], truncates=truncates, crowd=crowd, best_return=None)
-    first = replace(first, best_return_without_memory=None)
-    if all(spec.words == specs[0].words for spec in specs):
+def _merge_specs(specs: list[WorldSpec], labels: Sequence[str]) -> WorldSpec:
+    """Merge specs by the names of features and actions; equal interfaces stay as they are."""
+    first = replace(
+        specs[0],
+        truncates="always" if any(spec.truncates != "never" for spec in specs) else "never",
+        agents_per_env=math.lcm(*(spec.agents_per_env for spec in specs)),
+        best_return=None,
+        best_return_without_memory=None,
+    )
+    if all(spec.interface == specs[0].interface for spec in specs):
         return first
     for label, spec in zip(labels, specs, strict=True):
-        if spec.words != first.words and not (
-            _speaks(spec) and _speaks(first) and spec.window == first.window
-        ):
+        have_names = all(part.features and part.action is None for part in (first, spec))
+        if spec.interface != first.interface and not (have_names and spec.window == first.window):
             raise ConfigError(
-                f"world.parts: {label} and {labels[0]} cannot be mixed: they show or take different things. "
-                "Mixed are worlds with tokens and named actions in one window, or with the same spaces."
+                f"world.parts: {label} and {labels[0]} cannot be mixed: their spaces differ. "
+                "Mix worlds with tokens and named actions in one window, or with the same spaces."
             )
-    features = _features(specs, labels)
     return replace(
         first,
         obs_shape=(max(spec.obs_shape[0] for spec in specs), 3),
-        features=features,
+        features=_merge_features(specs, labels),
         action_names=tuple(dict.fromkeys(name for spec in specs for name in spec.action_names)),
     )
 
 
-def _speaks(spec: WorldSpec) -> bool:
-    """Say whether all that is seen and done has a name."""
-    return bool(spec.features) and spec.action is None
-
-
-def _features(specs: list[WorldSpec], labels: Sequence[str]) -> tuple[Feature, ...]:
-    found: dict[str, tuple[Feature, str]] = {}
+def _merge_features(specs: list[WorldSpec], labels: Sequence[str]) -> tuple[Feature, ...]:
+    features: dict[str, tuple[Feature, str]] = {}
     for label, spec in zip(labels, specs, strict=True):
         for feature in spec.features:
-            known, where = found.setdefault(feature.name, (replace(feature, id=None), label))
-            if known.normalization != feature.normalization:
+            first, owner = features.setdefault(feature.name, (replace(feature, id=None), label))
+            if first.normalization != feature.normalization:
                 raise ContractError(
-                    f"{where} divides {feature.name} by {known.normalization} and {label} by "
+                    f"{owner} divides {feature.name} by {first.normalization} and {label} by "
                     f"{feature.normalization}; a feature must mean the same in all worlds of a mixture."
                 )
-    return tuple(feature for feature, _ in found.values())
+    return tuple(feature for feature, _ in features.values())

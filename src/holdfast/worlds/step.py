@@ -1,51 +1,56 @@
-"""What the world says: the one clock of episodes, and the contract every world keeps."""
+"""Step, WorldSpec, and the protocols of worlds: World, AsyncWorld (send/recv), Restorable and others."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from gymnasium import spaces
+from tensordict import TensorDictBase
 
-from holdfast.errors import ContractError
-from holdfast.shapes import Bool, Float, Shaped, Tensor
-from holdfast.worlds.seen import Seen, check_action_space, check_observation
+from holdfast.errors import AgentCountError, ContractError
+from holdfast.types import Bool, Float, Int, Shaped, Tensor
 
-Truncates = Literal["never", "always"]
+Obs = Shaped[Tensor, "..."] | TensorDictBase
+"""An observation: a tensor, or for Dict and Tuple spaces a TensorDict, nested as they are.
+
+Subspaces of a Dict go by their keys, those of a Tuple by their indices: `obs["image"]`, `obs["0"]`.
+"""
+Device = str | torch.device
 
 
 @dataclass(frozen=True)
 class Step:
-    """What the world said to every agent at once.
+    """One timestep of all agents.
 
-    `reward`, `terminated` and `truncated` came with `obs` and judge the action before it; `first` is
-    true where `obs` opens an episode. Worlds restart in the same step, so a finished episode's row
-    already shows the next one; what was last seen of a truncated one is in `last_obs`.
+    `reward`, `terminated` and `truncated` come with `obs` and belong to the action before it; `first` is true where
+    `obs` starts an episode. Autoreset is same-step: the row of a finished episode already shows the next one, and the
+    final observation of a truncated one is in `last_obs`.
     """
 
-    obs: Seen
+    obs: Obs
     reward: Float[Tensor, " A"]
     terminated: Bool[Tensor, " A"]
     truncated: Bool[Tensor, " A"]
     first: Bool[Tensor, " A"]
     valid: Bool[Tensor, " A"]
-    """False where nobody acts: memory stands still and the row weighs nothing."""
+    """False where no agent acts: memory is unchanged and the row has no weight."""
     trial: Bool[Tensor, " A"]
-    """True where a new trial opens inside an episode."""
-    last_obs: Seen | None = None
-    """The true last observation, read only in rows where `truncated`."""
+    """True where a new trial starts inside an episode."""
+    last_obs: Obs | None = None
+    """The final observation, read only in rows where `truncated`."""
 
 
 @dataclass(frozen=True)
 class Feature:
-    """One kind of token: its name, and the size its values are divided by."""
+    """A token feature: its name, and the scale that its values are divided by."""
 
     name: str
     normalization: float
     id: int | None = None
-    """What tokens call it in this world; none: its place in the list."""
+    """Its id in the tokens of this world; None: its index in the list."""
 
 
 @dataclass(frozen=True)
@@ -55,29 +60,29 @@ class WorldSpec:
     obs_shape: tuple[int, ...]
     action_names: tuple[str, ...]
     features: tuple[Feature, ...] = ()
-    """The token features there are."""
+    """The token features."""
     window: tuple[int, int] = (11, 11)
-    """Rows and columns of the egocentric window that token locations point into."""
-    truncates: Truncates = "never"
-    """When `truncated` can be set, so that nobody has to look at the device to know."""
+    """Rows and columns of the egocentric window that token locations refer to."""
+    truncates: Literal["never", "always"] = "never"
+    """When `truncated` can be set, so that the host need not read it from the device."""
     best_return: float | None = None
-    """The best mean return there is."""
+    """The best possible mean return."""
     best_return_without_memory: float | None = None
-    """The best mean return of a policy that sees only the present observation."""
+    """The best possible mean return of a policy without memory."""
     observation: spaces.Space[Any] | None = None
-    """What is seen. None: tokens where there are `features`, else numbers of `obs_shape`."""
+    """The observation space. None: tokens if there are `features`, else a Box of `obs_shape`."""
     action: spaces.MultiDiscrete | spaces.Box | None = None
-    """What is done. None: one of `action_names`. In a Box it is a raw sample; the world clips it."""
+    """The action space. None: one of `action_names`. The world clips actions of a Box."""
     name: str = ""
-    """What errors call the world; none: its class."""
+    """The name in error messages; empty: the class name."""
     parts: tuple[tuple[str, int], ...] = ()
-    """The worlds of a mixture, each with how many agents live in it, in the order of their rows."""
-    crowd: int = 1
-    """Agents that share a place and may feel each other: rows 0 to crowd - 1, and so on."""
+    """The worlds of a mixture with their numbers of agents, in the order of their rows."""
+    agents_per_env: int = 1
+    """Agents that share an environment: rows 0 to agents_per_env - 1, and so on."""
 
     @cached_property
-    def sight(self) -> spaces.Space[Any]:
-        """What is seen, as a space: numbers without bounds where the world says no more."""
+    def observation_space(self) -> spaces.Space[Any]:
+        """The observation space; a Box without bounds by default."""
         if self.observation is not None:
             return self.observation
         if self.features:
@@ -85,56 +90,49 @@ class WorldSpec:
         return spaces.Box(-np.inf, np.inf, self.obs_shape, np.float32)
 
     def __post_init__(self) -> None:
-        """Refuse words that mean two things, and spaces that say something else."""
+        """Check names, features and spaces."""
         for feature in self.features:
             if not isinstance(feature, Feature):
+                raise ContractError(f"features has {feature!r}; write Feature({str(feature)!r}, normalization).")
+            if not 0 < feature.normalization < np.inf:
                 raise ContractError(
-                    f"features has {feature!r}; write Feature({str(feature)!r}, normalization)."
+                    f"The feature {feature.name} has normalization {feature.normalization}; give a scale above 0."
                 )
-        check_observation(self.observation, self.obs_shape, bool(self.features))
+        _check_observation(self)
         check_action_space(self.action, self.action_names)
         for what, words in (
             ("action", self.action_names),
             ("feature", [feature.name for feature in self.features]),
             ("feature id", self.feature_ids),
         ):
-            twice = sorted({str(word) for word in words if list(words).count(word) > 1})
-            if twice:
-                raise ContractError(f"The world has the {what} {', '.join(twice)} more than once.")
-        for feature in self.features:
-            if not 0 < feature.normalization < np.inf:
-                raise ContractError(
-                    f"The feature {feature.name} has normalization {feature.normalization}; give the size "
-                    "its values have, above 0."
-                )
+            duplicates = sorted({str(word) for word in words if list(words).count(word) > 1})
+            if duplicates:
+                raise ContractError(f"The world has the {what} {', '.join(duplicates)} more than once.")
         if self.feature_ids and not 0 <= min(self.feature_ids) <= max(self.feature_ids) < 255:
             raise ContractError(
-                f"The world has {len(self.features)} features with ids up to {max(self.feature_ids)}; "
-                "ids go from 0 to 254."
+                f"{len(self.features)} features have ids up to {max(self.feature_ids)}; ids go from 0 to 254."
             )
 
     @property
-    def words(self) -> tuple[object, ...]:
-        """All that a policy is bound to: worlds with the same words need no translation."""
-        own = self.obs_shape, self.action_names, self.features, self.window
-        return *own, self.observation, self.action
+    def interface(self) -> tuple[object, ...]:
+        """All that a policy is bound to; a policy moves between equal interfaces without rebinding."""
+        tokens = self.obs_shape, self.action_names, self.features, self.window
+        return *tokens, self.observation, self.action
 
     @property
-    def choices(self) -> tuple[str, ...]:
-        """The actions that policies know by name: none where they are no choice of one."""
+    def named_actions(self) -> tuple[str, ...]:
+        """The actions that policies know by name; empty for an action space."""
         return self.action_names if self.action is None else ()
 
     @property
     def feature_ids(self) -> tuple[int, ...]:
-        """What tokens call each feature."""
-        return tuple(
-            place if feature.id is None else feature.id for place, feature in enumerate(self.features)
-        )
+        """The id of each feature in tokens."""
+        return tuple(index if feature.id is None else feature.id for index, feature in enumerate(self.features))
 
 
 @runtime_checkable
 class World(Protocol):
-    """A batch of agents that are told a `Step` and answer with one action each."""
+    """A vectorized environment: a batch of agents, one `Step` and one action each at a time."""
 
     agents: int
     spec: WorldSpec
@@ -144,76 +142,161 @@ class World(Protocol):
         ...
 
     def step(self, actions: Shaped[Tensor, "A ..."]) -> Step:
-        """Take an action an agent, `[A]` or `[A,n]`; finished episodes restart within this call."""
+        """Take one action per agent, `[A]` or `[A,n]`; finished episodes restart within this call."""
         ...
 
 
 @runtime_checkable
-class Closes(Protocol):
-    """A world that holds something open."""
+class Closeable(Protocol):
+    """A world with resources to release."""
 
     def close(self) -> None:
-        """Let go of it."""
-        ...
+        """Release them."""
 
 
 @dataclass(frozen=True)
-class Anew:
-    """Who could not be put back to where they were, and had to begin a new episode."""
+class Restarted:
+    """The agents that could not be restored and start a new episode."""
 
-    who: Bool[Tensor, " A"]
+    mask: Bool[Tensor, " A"]
     step: Step
-    """What everybody sees; only the rows in `who` are read."""
-    why: str
-    """The reason, in words."""
+    """A step of all agents; only the rows in `mask` are read."""
+    reason: str
+    """The reason, for the log."""
 
 
 @runtime_checkable
-class Keeps(Protocol):
-    """A world that can say where it is, and be put back there."""
+class Restorable(Protocol):
+    """A world whose state can be saved and restored."""
 
     def state(self) -> dict[str, Any] | None:
-        """Give all that decides what comes next, as copies that do not change when the world goes on.
+        """Return a copy of all state that decides what comes next, or None if that is impossible.
 
-        It is a plain tree: dicts with words as keys, lists, tensors, numpy arrays, numbers, words and None.
-        None in its place: this one cannot say where it is after all.
+        It is a plain tree: dicts with string keys, lists, tensors, numpy arrays, numbers, strings and None.
         """
+
+    def restore(self, state: Mapping[str, Any]) -> Restarted | None:
+        """Restore a saved state; return the agents that had to restart, or None."""
         ...
 
-    def restore(self, state: Mapping[str, Any]) -> Anew | None:
-        """Go on from there, whatever was before; tell who had to begin anew instead. None: nobody."""
-        ...
+
+def check_agent_count(name: str, agents: int, agents_per_env: int) -> None:
+    """Require whole environments."""
+    if agents < 1 or agents % agents_per_env:
+        fewer = agents // agents_per_env * agents_per_env
+        options = f"{fewer} or {fewer + agents_per_env}" if fewer > 0 else f"{agents_per_env}"
+        raise AgentCountError(
+            f"{name} has {agents_per_env} agents per environment; world.agents={agents} is not a multiple of "
+            f"{agents_per_env}; try {options}.",
+            agents_per_env,
+        )
 
 
-def check_actions(actions: Tensor, agents: int, wanted: int | spaces.MultiDiscrete | spaces.Box) -> None:
-    """Refuse actions of the wrong shape, type or (where looking costs nothing: on the CPU) size.
+ALL = slice(None)
+"""All rows."""
 
-    `wanted` is the number of discrete actions, or the action space of the world's spec. Fractions
-    outside of their box are no error: a policy hands out raw samples, and the world clips them.
+
+@dataclass(frozen=True)
+class PartialStep:
+    """A step of some agents, which need an action next."""
+
+    rows: Int[Tensor, " N"]
+    """The agents, without duplicates; on the CPU."""
+    step: Step
+    """Their step, `[N,...]`, in the order of `rows`."""
+
+
+@runtime_checkable
+class AsyncWorld(World, Protocol):
+    """A world that steps some agents while the policy acts for others.
+
+    After `reset()` and after `step()` all agents need an action. `send()` starts the steps of some of them,
+    and `recv()` returns the steps that are done. `step(actions)` does both for all agents.
     """
-    shape = (agents,) if isinstance(wanted, int) else (agents, *wanted.shape)
-    fractions = isinstance(wanted, spaces.Box)
-    if actions.shape != shape or actions.is_floating_point() != fractions:
-        what = (
-            f"{agents} whole numbers below {wanted}"
-            if isinstance(wanted, int)
-            else f"{'fractions' if fractions else 'whole numbers'} {shape} for {wanted}"
-        )
+
+    groups: tuple[Int[Tensor, " _"], ...]
+    """Partition of the agents into groups to send together while all of them need an action."""
+
+    def send(self, rows: Int[Tensor, " N"], actions: Shaped[Tensor, "N ..."]) -> None:
+        """Start the steps of some agents, without waiting."""
+
+    def recv(self) -> PartialStep:
+        """Wait for the steps of some of the agents that were sent."""
+        ...
+
+
+@runtime_checkable
+class Shardable(Protocol):
+    """A world that can be one shard of a larger one, with the same episodes per agent."""
+
+    def set_agent_offset(self, first_agent: int) -> None:
+        """Number the agents from `first_agent` on; call it before `reset()`."""
+
+
+def as_slice(rows: Int[Tensor, " N"], device: torch.device) -> slice | Tensor:
+    """Return consecutive rows as a slice, which makes views, others as an index on the device."""
+    first = int(rows[0])
+    if torch.equal(rows, torch.arange(first, first + len(rows))):
+        return slice(first, first + len(rows))
+    return rows.to(device)
+
+
+def select(step: Step, rows: Int[Tensor, " N"]) -> Step:
+    """Return some rows of a step, in this order."""
+    index = as_slice(rows, step.reward.device)
+    return _map_fields(step, lambda value: value[index])
+
+
+def concat(parts: list[PartialStep]) -> Step:
+    """Concatenate partial steps that have every agent once, in the order of the agents, as a copy."""
+    rows = torch.cat([part.rows for part in parts])
+    order = as_slice(rows.argsort(), parts[0].step.reward.device)
+    values = dict[str, Any]()
+    for name, value in vars(parts[0].step).items():
+        values[name] = None if value is None else torch.cat([vars(part.step)[name] for part in parts])[order]
+    return Step(**values)
+
+
+def to_device(step: Step, device: torch.device) -> Step:
+    """Move a step to a device."""
+    return step if step.reward.device == device else _map_fields(step, lambda value: value.to(device))
+
+
+def _map_fields(step: Step, function: Callable[[Any], Any]) -> Step:
+    return replace(step, **{name: function(value) for name, value in vars(step).items() if value is not None})
+
+
+def _check_observation(spec: WorldSpec) -> None:
+    """Require an observation space that agrees with the rest of the spec."""
+    space, shape = spec.observation, tuple(spec.obs_shape)
+    if space is None:
+        return
+    if spec.features:
+        raise ContractError(f"The world has features, so it has tokens, and observation={space}; leave out one.")
+    space_shape = () if isinstance(space, spaces.Dict | spaces.Tuple) else space.shape
+    if space_shape is not None and space_shape != shape:
         raise ContractError(
-            f"actions are {tuple(actions.shape)} {actions.dtype}; this world has {agents} agents "
-            f"and wants {what}."
+            f"obs_shape is {shape}, but observation={space} has the shape {space_shape}; write obs_shape={space_shape}."
         )
-    if actions.device.type == "cpu":
-        _check_sizes(actions, wanted)
 
 
-def _check_sizes(actions: Tensor, wanted: int | spaces.MultiDiscrete | spaces.Box) -> None:
-    if isinstance(wanted, spaces.Box):
-        bad, said = ~actions.isfinite(), "must be finite"
-    else:
-        count = torch.as_tensor(wanted if isinstance(wanted, int) else wanted.nvec)
-        bad = (actions < 0) | (actions >= count)
-        said = f"there are actions 0 to {(count - 1).tolist()}"
-    if bool(bad.any()):
-        agent = int(bad.nonzero()[0, 0])
-        raise ContractError(f"agent {agent} took action {actions[agent].tolist()}; {said}.")
+def check_action_space(space: spaces.Space[Any] | None, names: tuple[str, ...]) -> None:
+    """Require an action space that policies support."""
+    if space is None:
+        if not names:
+            raise ContractError("The world has no actions; name them by action_names, or give MultiDiscrete or Box.")
+        return
+    if isinstance(space, spaces.Discrete):
+        raise ContractError(f"action={space}: discrete actions go by action_names, one name an action.")
+    if not isinstance(space, spaces.MultiDiscrete | spaces.Box):
+        raise ContractError(f"action={space}: an action space is MultiDiscrete or Box.")
+    if len(space.shape) != 1 or not space.shape[0]:
+        raise ContractError(f"action={space} has the shape {space.shape}; write it flat, with at least one entry.")
+    if isinstance(space, spaces.MultiDiscrete) and bool((space.start != 0).any()):
+        raise ContractError(f"action={space}: actions count from 0; leave out start and add it in the world.")
+    if isinstance(space, spaces.Box) and space.dtype.kind != "f":
+        raise ContractError(f"action={space}: a Box of actions holds fractions; whole numbers: MultiDiscrete.")
+    if names and len(names) != space.shape[0]:
+        raise ContractError(
+            f"There are {len(names)} action_names for the {space.shape[0]} entries of action={space}; name all or none."
+        )

@@ -1,34 +1,32 @@
-"""The token format: an observation is `[M,3]` uint8, one row a token (location, feature id, value).
+"""The token format; flat action tables."""
 
-Location packs the row in the high four bits and the column in the low four; `GLOBAL` marks a token
-without a place, `PADDING` fills all three bytes of an empty row.
-"""
+from dataclasses import dataclass
 
 import torch
 
 from holdfast.errors import ContractError
-from holdfast.shapes import Int, Tensor, UInt8
+from holdfast.types import Int, Shaped, Tensor, UInt8
 
 GLOBAL = 0xFE
 PADDING = 0xFF
 BLOCK = 16
 SHORTEST = 64
-"""Tokens are left out in blocks, and not below this many."""
+"""`shorten` removes whole blocks, down to this many tokens."""
 
 
 def pack_location(row: int, column: int) -> int:
-    """Pack a place of the window into the location byte."""
+    """Pack a row and column of the window into the location byte."""
     if not (0 <= row <= 14 and 0 <= column <= 14):
         raise ContractError(f"row {row}, column {column} is outside 0..14 and has no location byte.")
     return row << 4 | column
 
 
 def shorten(obs: UInt8[Tensor, "*rows M 3"]) -> UInt8[Tensor, "*rows M2 3"]:
-    """Leave out the padding that all rows end in. The host looks at the tokens: on a GPU it waits for them.
+    """Remove the padding at the end of all rows. The host reads the tokens: on a GPU it synchronizes.
 
-    Sums of another length are rounded differently, and an agent would feel in its last bits how much its
-    batch mates see. Measured: sums of whole blocks and of more zeros are bit-equal, but for very short
-    ones. So padding goes in whole blocks, and not below a shortest length.
+    Sums of another length round differently, so an agent's outputs would depend on the observations of the
+    rest of the batch. Measured: with whole blocks the sums are bit-equal, except for very short ones. So
+    padding is removed in whole blocks, down to a shortest length.
     """
     M = obs.shape[-2]
     if M <= SHORTEST:
@@ -42,28 +40,79 @@ def shorten(obs: UInt8[Tensor, "*rows M 3"]) -> UInt8[Tensor, "*rows M2 3"]:
 
 
 def empty(agents: int, tokens: int, device: torch.device | None = None) -> UInt8[Tensor, "A M 3"]:
-    """Make observations that hold no token at all."""
+    """Return observations without tokens."""
     return torch.full((agents, tokens, 3), PADDING, dtype=torch.uint8, device=device)
 
 
 def pack(cells: Int[Tensor, "A N"], locations: Int[Tensor, " N"], most: int) -> UInt8[Tensor, "A {most} 3"]:
-    """Turn cells into tokens, those that hold something packed to the front; beyond `most` they are left out.
+    """Convert cells to tokens: the first `most` nonzero cells, in order.
 
-    A cell is 0 where nothing is, else `word(feature, value)`. The order is that of the cells.
+    A cell is 0 if it is empty, else `word(feature, value)`.
     """
-    there = cells != 0
-    place = there.cumsum(1, dtype=torch.int32)
+    nonzero = cells != 0
+    position = nonzero.cumsum(1, dtype=torch.int32)
     width = min(most, cells.shape[1])
     if width < cells.shape[1]:
-        there = there & (place <= width)
-    # Places count from 1; nobody reads what is laid at 0.
-    slot = torch.mul(place, there, out=torch.empty_like(place, dtype=torch.long))
-    room = cells.new_full((len(cells), 1 + width), -1).scatter_(1, slot, cells + locations)
+        nonzero = nonzero & (position <= width)
+    # Positions count from 1; slot 0 takes the empty cells and is dropped.
+    slot = torch.mul(position, nonzero, out=torch.empty_like(position, dtype=torch.long))
+    packed = cells.new_full((len(cells), 1 + width), -1).scatter_(1, slot, cells + locations)
     obs = empty(len(cells), most, cells.device)
-    obs[:, :width] = room.view(torch.uint8).unflatten(1, (1 + width, 4))[:, 1:, :3]
+    obs[:, :width] = packed.view(torch.uint8).unflatten(1, (1 + width, 4))[:, 1:, :3]
     return obs
 
 
 def word(feature: int, value: int) -> int:
-    """Write a token without its place as one 32-bit number; its bytes are place, feature, value, nothing."""
+    """Return a token without location as a 32-bit number: bytes location, feature, value, 0."""
     return feature << 8 | value << 16
+
+
+@dataclass(frozen=True)
+class ActionTable:
+    """Flat indices of actions with a type and an argument from 0 to `max_args` of the type.
+
+    The flat index of (type, argument) is the number of actions of all types before it, plus the argument.
+    Each flat action is named `TYPE_ARGUMENT`; policies know actions by these names.
+    """
+
+    types: tuple[str, ...]
+    max_args: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        """Check names and arguments."""
+        if len(set(self.types)) < len(self.types):
+            raise ContractError(f"The action types {', '.join(self.types)} are not all different.")
+        if len(self.types) != len(self.max_args) or not self.types or min(self.max_args) < 0:
+            raise ContractError(
+                f"{len(self.types)} action types have max_args {list(self.max_args)}; give one per type, 0 or more."
+            )
+
+    @property
+    def pairs(self) -> list[tuple[int, int]]:
+        """Every (type, argument) in the order of their flat indices."""
+        return [(kind, arg) for kind, most in enumerate(self.max_args) for arg in range(most + 1)]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The name of every flat action."""
+        return tuple(f"{self.types[kind]}_{arg}" for kind, arg in self.pairs)
+
+    def split(self, flat: Shaped[Tensor, "*batch"]) -> Int[Tensor, "*batch 2"]:
+        """Convert flat indices to types and arguments."""
+        pairs, flat = torch.tensor(self.pairs, device=flat.device), flat.long()
+        wrong = (flat < 0) | (flat >= len(pairs))
+        if bool(wrong.any()):
+            raise ContractError(f"{int(flat[wrong][0])} is no action; there are 0 to {len(pairs) - 1}.")
+        return pairs[flat]
+
+    def join(self, pairs: Shaped[Tensor, "*batch 2"]) -> Int[Tensor, "*batch"]:
+        """Convert types and arguments to flat indices."""
+        most = torch.tensor(self.max_args, device=pairs.device)
+        kind, arg = pairs.long().unbind(-1)
+        wrong = (kind < 0) | (kind >= len(self.types)) | (arg < 0)
+        wrong |= arg > most[kind.clamp(0, len(self.types) - 1)]
+        if bool(wrong.any()):
+            bad = pairs[wrong][0].tolist()
+            raise ContractError(f"(type {bad[0]}, argument {bad[1]}) is no action of this table.")
+        before = torch.cumsum(most + 1, 0) - (most + 1)
+        return before[kind] + arg

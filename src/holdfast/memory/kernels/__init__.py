@@ -1,6 +1,6 @@
-"""LSTM and GRU over segments with clears inside, in Triton; the cells above decide when they are used.
+"""LSTM and GRU over segments with clears inside, in Triton; rnn.py decides when they run.
 
-`operators` imports Triton, which not every machine has: it is imported when a kernel is about to run.
+`ops` imports Triton, which not every machine has, so it is imported when a kernel is about to run.
 """
 
 import os
@@ -9,26 +9,27 @@ from importlib.util import find_spec
 
 import torch
 
-from holdfast.memory.kernels.choices import Choices, adopt, all_chosen
+from holdfast.memory.kernels.autotune import PlanTable, all_plans, load_plans
 
-__all__ = ["DTYPES", "Choices", "adopt", "all_chosen", "refusal"]
+__all__ = ["DTYPES", "PlanTable", "all_plans", "load_plans", "refusal"]
 
-NARROWEST, WIDEST, UNIT = 16, 512, 16
+MIN_HIDDEN, MAX_HIDDEN, MULTIPLE = 16, 512, 16
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-OLDEST = (8, 0)
-"""Compute capability of the first chips with bfloat16 and copies that run by themselves."""
+MIN_CAPABILITY = (8, 0)
+"""First compute capability with bfloat16 and asynchronous copies."""
 
 
 def refusal(device: torch.device, hidden_size: int) -> str | None:
-    """Say why the kernels cannot run a layer there; none: they can."""
-    if hidden_size % UNIT or not NARROWEST <= hidden_size <= WIDEST:
-        return f"they take hidden sizes of {NARROWEST} to {WIDEST} in steps of {UNIT}, not {hidden_size}"
+    """Return why the kernels cannot run a layer on a device; None: they can."""
+    if hidden_size % MULTIPLE or not MIN_HIDDEN <= hidden_size <= MAX_HIDDEN:
+        sizes = f"{MIN_HIDDEN} to {MAX_HIDDEN} in steps of {MULTIPLE}"
+        return f"they take hidden sizes of {sizes}, not {hidden_size}"
     return refused_on(device)
 
 
 @torch.compiler.assume_constant_result
 def refused_on(device: torch.device) -> str | None:
-    """Say why the kernels cannot run on a device at all; none: they can."""
+    """Return why the kernels cannot run on a device; None: they can."""
     return _refused_on(device)
 
 
@@ -39,9 +40,9 @@ def _refused_on(device: torch.device) -> str | None:
     if torch.version.hip is not None:
         return "they are written for CUDA"
     if device.type == "cuda":
-        chip = torch.cuda.get_device_capability(device)
-        return None if chip >= OLDEST else f"they need compute capability {OLDEST}, this GPU has {chip}"
-    # Triton's interpreter runs them on a CPU, step by step, for tests.
-    return (
-        None if os.environ.get("TRITON_INTERPRET") == "1" else f"they need a GPU, and this is a {device.type}"
-    )
+        capability = torch.cuda.get_device_capability(device)
+        too_old = f"they need compute capability {MIN_CAPABILITY}, not {capability}"
+        return None if capability >= MIN_CAPABILITY else too_old
+    # Triton's interpreter runs them on a CPU, for tests.
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    return None if interpreted else f"they need a GPU, not a {device.type}"

@@ -1,39 +1,29 @@
-"""The parts that component graphs are made of, and how to add your own."""
+"""Components of policy graphs, and their registry."""
 
-from holdfast.named import Registry
-from holdfast.policies.components.acting import ActionEmbeddings, Bilinear
-from holdfast.policies.components.component import Component, Shape, make_component
-from holdfast.policies.components.layers import Centre, Concat, Conv2d, Flatten, Linear
-from holdfast.policies.components.remembering import LSTM, Memory
-from holdfast.policies.components.spaces import Actor, Encoder
-from holdfast.policies.components.tokens import LatentAttention, SelfAttention, TokensToBox, TokensToVectors
+from holdfast.policies.components import layers
+from holdfast.policies.components.layers import Component
+from holdfast.registry import Registry
 
-__all__ = ["COMPONENTS", "LSTM", "Component", "Memory", "Shape", "make_component", "register_component"]
+__all__ = ["COMPONENTS", "Component", "register_component"]
 
-COMPONENTS: Registry[Component] = Registry(
-    "component",
-    "component: ",
-    "holdfast.components",
-    Component,
-    {
-        kind.__name__: kind
-        for kind in (
-            Encoder,
-            TokensToBox,
-            TokensToVectors,
-            LatentAttention,
-            SelfAttention,
-            Conv2d,
-            Linear,
-            Flatten,
-            Centre,
-            Concat,
-            Memory,
-            LSTM,
-            Actor,
-            ActionEmbeddings,
-            Bilinear,
-        )
-    },
-)
+BUILTIN = {
+    "Encoder": layers.Encoder,
+    "TokensToBox": layers.TokensToBoxComponent,
+    "TokensToVectors": layers.TokensToVectors,
+    "LatentAttention": layers.LatentAttention,
+    "SelfAttention": layers.SelfAttentionComponent,
+    "Conv2d": layers.Conv2d,
+    "Linear": layers.Linear,
+    "Flatten": layers.Flatten,
+    "Centre": layers.Centre,
+    "Concat": layers.Concat,
+    "Memory": layers.MemoryComponent,
+    "LSTM": layers.LSTMComponent,
+    "Actor": layers.Actor,
+    "ActionEmbeddings": layers.ActionEmbeddingsComponent,
+    "Bilinear": layers.BilinearComponent,
+}
+COMPONENTS: Registry[Component] = Registry("component", "component: ", "holdfast.components", Component, BUILTIN)
+"""Components by name. Add yours by `register_component("Name", Class)`, or in another package by an entry
+point of the group `holdfast.components`."""
 register_component = COMPONENTS.register

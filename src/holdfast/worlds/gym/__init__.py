@@ -1,5 +1,5 @@
-"""The door to Gymnasium: any of its environments as a world, whatever its way to restart."""
+"""Gymnasium environments as a world, in any of the three autoreset modes."""
 
-from holdfast.worlds.gym.world import GymWorld
+from holdfast.worlds.gym.gym_world import GymWorld
 
 __all__ = ["GymWorld"]

@@ -1,5 +1,14 @@
-"""The door to mettagrid: many simulations in one process, with its features and actions known by name."""
+"""mettagrid simulations as a world, with features and actions by name."""
 
-from holdfast.worlds.mettagrid.world import MettaGridWorld
+from holdfast.errors import ConfigError
+
+try:
+    from holdfast.worlds.mettagrid.mettagrid_world import MettaGridWorld
+except ImportError as error:
+    if (error.name or "").partition(".")[0] != "mettagrid":
+        raise
+    raise ConfigError(
+        f"world.name=mettagrid: {error}; pip install 'holdfast[mettagrid]' (Python 3.11 or 3.12)."
+    ) from error
 
 __all__ = ["MettaGridWorld"]

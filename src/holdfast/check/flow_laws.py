@@ -1,0 +1,192 @@
+"""The laws of flow: cut, carry, clear and isolate say where gradients and information may go.
+
+The first line of a law's docstring is its sentence on the page of a check.
+"""
+
+import torch
+
+from holdfast.check.compare import AXES, BOUND, SHORT, expect_close, expect_nonzero, expect_zero
+from holdfast.check.context import CheckContext
+from holdfast.check.policy_copy import AGENTS, HORIZON, STEPS
+from holdfast.check.probes import gradient_of_each
+from holdfast.check.results import Measurement, not_measured
+from holdfast.types import Float, Tensor
+
+CARRY_STEPS = 8
+"""Over how many steps across a segment edge information must be carried."""
+
+
+def cut(context: CheckContext) -> list[Measurement]:
+    """No gradient crosses a segment edge; within a segment it flows."""
+    reach, parts = context.gradient_reach, []
+    for source, target in (("act", "act"), ("replay", "act"), ("replay", "replay")):
+        gradients = reach.between(source, target)
+        what = f"gradient from {source} into an earlier {target}"
+        parts.append(expect_zero(what, gradients, "call", "earlier call", path=f"{source} into {target}"))
+    for name, size in gradient_of_each(context.exact, context.script).items():
+        is_nan = size != size
+        finding, path = ("it is NaN", "not a number") if is_nan else ("there is none", "no gradient")
+        parts.append(expect_nonzero(f"gradient of {name} in a replay", size, finding, path))
+    if context.gradient is not None and not context.exact.has_no_memory:
+        parts.append(_gradient_to_previous_step(context, context.gradient))
+    return parts
+
+
+def _gradient_to_previous_step(context: CheckContext, gradient: Float[Tensor, "N A N"]) -> Measurement:
+    """Require a gradient into the previous step's input, wherever that step's own output has one."""
+    what, steps = "gradient from step to step of a segment", torch.arange(STEPS - 1)
+    steps = steps[(steps + 1) % HORIZON != 0]
+    required = context.must_propagate[steps, :, steps + 1] & (gradient[steps, :, steps] != 0)
+    if not bool(required.any()):
+        return expect_nonzero(what, 0.0, "there is none at any step", "no gradient")
+    smallest = gradient[steps, :, steps + 1].masked_fill(~required, torch.inf).amin(1)
+    step = int(steps[smallest.argmin()])
+    finding = f"no gradient from the output of step {step + 1} to the observation of step {step}, in one segment"
+    return expect_nonzero(what, float(smallest.min()), finding, "step to step")
+
+
+def carry(context: CheckContext) -> list[Measurement]:
+    """Information is carried across segment edges, from segment to segment and rollout to rollout."""
+    if context.exact.has_no_memory:
+        return [not_measured("nothing: the policy has no memory")]
+    parts = [_carried(context, name, diff) for name, diff in context.information_reach.items()]
+    return [*parts, _carried_in_evaluation(context)]
+
+
+def _carried(context: CheckContext, name: str, diff: Float[Tensor, "N A N K"]) -> Measurement:
+    """Find the smallest change across an edge, for inputs that change the output of their own step."""
+    change = diff.amax(-1)
+    immediate = change.diagonal(dim1=0, dim2=2).T[:, :, None] > 0
+    # In single precision the change after many steps may be rounded to zero; after one step it may not.
+    longest = CARRY_STEPS if context.exact.dtype == torch.float64 else 1
+    change = change.masked_fill(~(context.must_propagate & immediate), torch.inf)
+    smallest, finding = float("inf"), "no step had to carry anything"
+    for distance in range(1, longest + 1):
+        for edge in range(HORIZON, STEPS, HORIZON):
+            for step in range(max(0, edge - distance), min(edge, STEPS - distance)):
+                size, agent = change[step, :, step + distance].min(0)
+                if float(size) < smallest:
+                    smallest = float(size)
+                    finding = (
+                        f"agent {int(agent)}: the observation of step {step} does not change the outputs of step "
+                        f"{step + distance}, across the segment edge at {edge}, in any of "
+                        f"{', '.join(dict.fromkeys(context.columns))}; the longest reach is {_longest(diff)} steps"
+                    )
+    size = 0.0 if smallest == float("inf") else smallest
+    return expect_nonzero(f"information across segment edges, {name}", size, finding, name)
+
+
+def _longest(diff: Float[Tensor, "N A N K"]) -> int:
+    """Return the largest number of steps over which any output changes."""
+    step, later = (diff.amax((1, 3)) > 0).nonzero().unbind(1)
+    return int((later - step).max()) if len(step) else 0
+
+
+def _carried_in_evaluation(context: CheckContext) -> Measurement:
+    """Change one late observation in an evaluation; the outputs of the next step must change."""
+    policy, counts = context.exact, context.adapter.evaluated_steps(context.script)
+    required = [context.must_propagate[t, :, t + 1] & counts[:, t + 1] for t in range(STEPS - 1)]
+    # The last step after which some episodes continue and, if there is one, others start.
+    starts = [bool(context.clears[:, t + 1].any()) for t in range(STEPS - 1)]
+    step = max(range(STEPS - 1), key=lambda t: (bool(required[t].any()), starts[t], t))
+    where = torch.zeros_like(context.script.first)
+    where[:, step] = True
+    changed = policy.evaluate(context.script.changed(where))
+    change = (changed - policy.evaluate(context.script)).abs().amax(-1)
+    rows = required[step] & (change[:, step] > 0)
+    size, agent = torch.where(rows, change[:, step + 1], torch.inf).min(0)
+    finding = f"agent {int(agent)}: the observation of step {step} does not change the outputs of step {step + 1}"
+    smallest = float(size) if bool(rows.any()) else 0.0
+    return expect_nonzero("information from step to step, evaluation", smallest, finding, "evaluation")
+
+
+def clear(context: CheckContext) -> list[Measurement]:
+    """No information crosses an episode start, in rollout, update and evaluation."""
+    if not context.adapter.sees_first:
+        return [not_measured("nothing: the policy gets no episode flags, its caller clears the state")]
+    parts: list[Measurement] = []
+    axes, columns = ("input step", "agent", "output step"), context.columns
+    invalid = ~context.script.valid[:, :STEPS].T[:, :, None]
+    for name, diff in context.information_reach.items():
+        across = diff * context.separated_by_reset[..., None]
+        what = f"information across episode starts, {name}"
+        parts.append(expect_zero(what, across, *axes, columns=columns, path=name))
+        if context.adapter.handles_invalid:
+            what = f"information from invalid steps, {name}"
+            parts.append(expect_zero(what, diff * invalid[..., None], *axes, columns=columns, path=name))
+        same_step = torch.eye(STEPS, dtype=torch.bool)[:, None]
+        within = float((diff.amax(-1) * (context.must_propagate | same_step)).max())
+        finding = "no observation changes any output"
+        parts.append(expect_nonzero(f"information within episodes, {name}", within, finding, name))
+    if context.gradient is not None:
+        gradient = context.gradient.masked_fill(~context.separated_by_reset, 0.0)
+        path = "not a number" if bool(gradient.isnan().any()) else "replay"
+        parts.append(expect_zero("gradient across episode starts", gradient, *axes, path=path))
+    if context.adapter.clear_on != "never":
+        parts += [_across_last_start(context, dtype, "rollout") for dtype in context.copies]
+        parts += [_as_from_initial_state(context, dtype) for dtype in context.copies]
+        parts.append(_across_last_start(context, next(iter(context.copies)), "evaluation"))
+    return parts
+
+
+def _across_last_start(context: CheckContext, dtype: torch.dtype, phase: str) -> Measurement:
+    """Change all observations before each agent's last clear; no output from there on may change."""
+    before = context.before_last_clear
+    policy, changed = context.copies[dtype], context.script.changed(before)
+    if phase == "evaluation":
+        expected, actual = policy.evaluate(context.script), policy.evaluate(changed)
+    else:
+        expected, actual = context.outputs[dtype].rollout, policy.rollout_and_replay(changed).rollout
+    diff = (actual - expected) * ~before[:, : expected.shape[1], None]
+    what = f"information across each agent's last episode start, {phase}, {SHORT[dtype]}"
+    return expect_zero(what, diff, *AXES, columns=context.columns, path=phase)
+
+
+def _as_from_initial_state(context: CheckContext, dtype: torch.dtype) -> Measurement:
+    """Put the initial state in at every clear; the rollout must give the same outputs."""
+    expected, _ = context.copies[dtype].steps(context.script, reset=context.clears)
+    actual = context.outputs[dtype].rollout
+    what = f"episodes against a rollout from the initial state, {SHORT[dtype]}"
+    return expect_close(what, actual, expected, BOUND[dtype], columns=context.columns, path="rollout")
+
+
+def isolate(context: CheckContext) -> list[Measurement]:
+    """An agent's outputs depend on its own history only."""
+    others = torch.ones_like(context.script.first)
+    others[0] = False
+    parts: list[Measurement] = []
+    script, columns, policy = context.script, context.columns, context.exact
+    for dtype, policy_copy in context.copies.items():
+        changed, base = policy_copy.rollout_and_replay(script.changed(others)), context.outputs[dtype]
+        for name in ("rollout", "replay"):
+            diff = (getattr(changed, name) - getattr(base, name))[:1]
+            what = f"other rows of the batch changed, {name}, {SHORT[dtype]}"
+            parts.append(expect_zero(what, diff, *AXES, columns=columns, path=name))
+    expected, _ = policy.steps(script)
+    few, bound = torch.arange(3), BOUND[policy.kind]
+    halves, single = (
+        torch.cat([policy.steps(script[rows])[0] for rows in split])
+        for split in (torch.arange(AGENTS).split(AGENTS // 2), few.split(1))
+    )
+    return [
+        *parts,
+        *_permuted(context),
+        expect_close("half of the agents alone", halves, expected, bound, columns=columns, path="rollout"),
+        expect_close("one agent alone", single, expected[few], bound, columns=columns, path="one agent"),
+    ]
+
+
+def _permuted(context: CheckContext) -> list[Measurement]:
+    """Permute the agents; each must give the same outputs."""
+    dtype, order = context.exact.kind, torch.arange(AGENTS).roll(2)
+    base, permuted = context.outputs[dtype], context.exact.rollout_and_replay(context.script[order])
+    parts = []
+    for name in ("rollout", "replay"):
+        actual, expected = getattr(permuted, name), getattr(base, name)[order]
+        what, options = f"rows permuted, {name}", {"columns": context.columns, "path": name}
+        # Trainers that repack rows, and single-precision products of eight rows, sum in another order then.
+        if dtype == torch.float64 and not (context.adapter.repacks_rows and name == "replay"):
+            parts.append(expect_zero(what, actual - expected, "row", "step", **options))
+        else:
+            parts.append(expect_close(what, actual, expected, BOUND[dtype], **options))
+    return parts

@@ -1,0 +1,1 @@
+"""Checkpoints and run directories: write, verify, resume from."""

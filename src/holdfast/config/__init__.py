@@ -1,0 +1,1 @@
+"""Configuration: every key with its default, and `key=value` overrides."""

@@ -1,0 +1,219 @@
+"""Config: the frozen tree of a run, validated on construction; overrides by dotted keys."""
+
+import math
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
+
+from holdfast.config.base import ConfigBase, Int, OptionalInt, first_error_message, keys_of, parse_name, parse_optional
+from holdfast.config.trainer import KINDS, SCHEDULED, Schedule, TrainerConfig, check_batch_sizes, check_schedule
+from holdfast.config.world_names import AnyWorldConfig, world_config_class
+from holdfast.config.worlds import WORLD_CONFIGS, RecallConfig
+from holdfast.errors import ConfigError, did_you_mean
+
+SCHEDULE = "schedule."
+
+
+class PolicyConfig(ConfigBase):
+    """The policy network."""
+
+    name: str = Field(
+        default="auto",
+        description="auto, fast, latent_attn_tiny (small, med), example, component:NAME, or module:Class",
+    )
+    hidden_size: OptionalInt = Field(
+        default=None, ge=1, description="hidden units per memory layer; none: the policy's default"
+    )
+    num_layers: OptionalInt = Field(default=None, ge=1, description="memory layers; none: the policy's default")
+    memory: str = Field(
+        default="auto",
+        description="memory cell: auto (the default), a name in memory.CELLS (gru), or package.module:Class",
+    )
+    memory_init: Literal["auto", "standard", "original"] = Field(
+        default="auto", description="auto (the policy's default), standard: forget bias 1, original: all biases 1"
+    )
+    kernel: Literal["auto", "torch", "triton"] = Field(
+        default="auto",
+        description="kernel of LSTM and GRU: torch, triton (GPU only), auto: triton on a GPU, else torch",
+    )
+    precision: Literal["float32", "bfloat16"] = Field(
+        default="float32", description="compute dtype: float32 or bfloat16; weights and hidden states are float32"
+    )
+    compile: bool = Field(default=False, description="compile encoder and heads with torch.compile")
+
+
+class MemoryConfig(ConfigBase):
+    """When memory is cleared."""
+
+    clear_on: Literal["episode", "trial", "never"] = Field(
+        default="episode", description="what clears the memory: episode, trial (new trials too), or never"
+    )
+
+
+def _schedules(value: Any) -> Any:
+    """Parse none; single schedules are set by their keys."""
+    if isinstance(value, str):
+        if parse_optional(value) is None:
+            return ()
+        raise ValueError("write schedule.KEY=KIND:END, or schedule=none for no schedule at all")
+    return value
+
+
+class Config(ConfigBase):
+    """The config of a run."""
+
+    run: Annotated[str | None, BeforeValidator(parse_optional), AfterValidator(parse_name)] = Field(
+        default=None, description="the run's name; none: from world and time"
+    )
+    runs_dir: str = Field(default="runs", description="folder of all runs")
+    seed: Int = Field(default=0, ge=0, lt=2**63, description="seed of all random numbers of the run")
+    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto, cpu or cuda")
+    threads: Int = Field(
+        default=1, ge=0, description="CPU threads of torch (0: torch's default); 1 is fastest for small networks"
+    )
+    wandb: Literal["off", "offline", "online"] = Field(
+        default="off", description="off, offline or online: log metrics to Weights & Biases"
+    )
+    tensorboard: Literal["off", "on"] = Field(default="off", description="off or on: log metrics to TensorBoard")
+    trackio: Literal["off", "on"] = Field(default="off", description="off or on: log metrics to Trackio")
+    tracker: str = Field(default="off", description="off, or your own: a registered name or package.module:Class")
+    trace: OptionalInt = Field(
+        default=None, ge=0, description="log what happens to this agent's memory, step by step (none: off)"
+    )
+    world: AnyWorldConfig = RecallConfig()
+    policy: PolicyConfig = PolicyConfig()
+    memory: MemoryConfig = MemoryConfig()
+    trainer: TrainerConfig = TrainerConfig()
+    schedule: Annotated[tuple[Schedule, ...], BeforeValidator(_schedules)] = Field(
+        default=(), description="schedules of numbers; schedule.KEY=KIND:END sets one, none: no schedules"
+    )
+
+    @model_validator(mode="after")
+    def _check_sizes_and_schedules(self) -> "Config":
+        check_batch_sizes(self.world.agents, self.trainer)
+        for schedule in self.schedule:
+            check_schedule(self.trainer, schedule)
+        return self
+
+    @property
+    def rollout_length(self) -> int:
+        """Steps of each agent between two updates."""
+        return self.trainer.batch_size // self.world.agents
+
+    @property
+    def steps(self) -> int:
+        """Steps of the run, a multiple of the batch size."""
+        return self.iterations * self.trainer.batch_size
+
+    @property
+    def iterations(self) -> int:
+        """Iterations of the run: one rollout and one update each."""
+        return math.ceil(self.trainer.total_timesteps / self.trainer.batch_size)
+
+
+def all_keys(world: str = "recall") -> dict[str, Any]:
+    """Return every dotted key with its pydantic field, for the named world."""
+    return keys_of(Config, world=world_config_class(world))
+
+
+def override(config: Config, overrides: Mapping[str, Any]) -> Config:
+    """Return a config with the given dotted keys changed."""
+    # The world decides which other keys exist.
+    names = [str(value) for key, value in overrides.items() if key in ("world", "world.name")]
+    world = names[0] if names else config.world.name
+    keys = all_keys(world)
+    tree, changed = config.model_dump(), set()
+    if world != config.world.name:
+        tree["world"] = {"name": world}
+    if parse_optional(overrides.get("schedule", ())) is None:
+        # Before single schedules, whatever the order of the keys.
+        tree["schedule"] = ()
+    for word, override_value in overrides.items():
+        key, value = _expand_alias(word, override_value)
+        if key in changed:
+            raise ConfigError(f"{word}={override_value} sets {key} a second time; which one is meant?")
+        changed.add(key)
+        if key == "schedule" and parse_optional(value) is None:
+            continue
+        if key.startswith(SCHEDULE):
+            tree["schedule"] = _merge_schedules(tree["schedule"], key.removeprefix(SCHEDULE), value, keys)
+            continue
+        if key not in keys:
+            hint = _world_hint(key, world, keys) if key.startswith("world.") else _hint(key, keys)
+            raise ConfigError(f"There is no key {key!r}; {hint}")
+        branch = tree
+        *path, leaf = key.split(".")
+        for part in path:
+            branch = branch[part]
+        branch[leaf] = value
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError(first_error_message(error)) from None
+
+
+def _merge_schedules(schedules: Iterable[Any], key: str, value: Any, keys: Iterable[str]) -> list[Any]:
+    """Return the schedules with that of one key replaced; constant removes it."""
+    kind, colon, end = str(value).partition(":")
+    if key not in SCHEDULED:
+        everything = f"what can be scheduled is {', '.join(SCHEDULED)}."
+        same_leaf = [name for name in SCHEDULED if name.rpartition(".")[2] == key]
+        # A key that exists is not misspelt.
+        near = everything if key in keys else did_you_mean(key, SCHEDULED, everything)
+        hint = f"did you mean schedule.{same_leaf[0]}?" if same_leaf else near
+        raise ConfigError(f"schedule.{key}: that is no number which is read in every iteration; {hint}")
+    rest = [schedule for schedule in schedules if schedule["key"] != key]
+    if kind == "constant":
+        return rest
+    if not colon:
+        raise ConfigError(f"schedule.{key}={value}: write KIND:END, for example linear:0, or constant for no schedule.")
+    if kind not in KINDS:
+        hint = did_you_mean(kind, KINDS, f"there is {', '.join(KINDS)}.")
+        raise ConfigError(f"schedule.{key}={value}: there is no {kind!r}; {hint}")
+    return [*rest, {"key": key, "kind": kind, "end": end}]
+
+
+def read_config(text: str) -> Config:
+    """Parse the config.json of a run."""
+    try:
+        return Config.model_validate_json(text)
+    except ValidationError as error:
+        raise ConfigError(f"this is not a config of this version: {first_error_message(error)}") from None
+
+
+def _expand_alias(key: str, value: Any) -> tuple[str, Any]:
+    """Expand aliases: `world=X` is `world.name=X`; `py_agent` and `agent` name policies."""
+    if key in ("world", "policy"):
+        return f"{key}.name", value
+    if key == "py_agent":
+        return "policy.name", str(value).removesuffix(".py")
+    if key == "agent":
+        return "policy.name", f"component:{value}"
+    return key, value
+
+
+def _hint(key: str, keys: Iterable[str]) -> str:
+    leaf = key.rpartition(".")[2]
+    inside = [name for name in keys if name.startswith(f"{key}.")]
+    if inside:
+        return f"it is a branch; its keys are {', '.join(inside[:3])} and so on."
+    same_leaf = [name for name in keys if name.rpartition(".")[2] == leaf]
+    if same_leaf and "." not in key:
+        return f"did you mean {' or '.join(same_leaf)}?"
+    return did_you_mean(key, keys, "`holdfast train --help` lists all keys.")
+
+
+def _world_hint(key: str, world: str, keys: Iterable[str]) -> str:
+    """Name the keys of this world, and the worlds that have this key."""
+    world_keys = [name.removeprefix("world.") for name in keys if name.startswith("world.")]
+    leaf = key.removeprefix("world.")
+    near = get_close_matches(leaf, world_keys, n=1, cutoff=0.6)
+    if near:
+        return f"did you mean world.{near[0]}?"
+    owners = [name for name, kind in WORLD_CONFIGS.items() if leaf in kind.model_fields]
+    hint = f"; {leaf} belongs to {', '.join(owners)}" if owners else ""
+    if "options" in world_keys:
+        hint += f"; arguments of the environment go by world.options='{{{leaf}: ...}}'"
+    return f"{world} has {', '.join(world_keys)}{hint}."

@@ -1,0 +1,60 @@
+"""Periodic and final evaluation of a run, on held-out seeds, with memory intact and cleared."""
+
+import torch
+
+from holdfast.config.run import Config
+from holdfast.config.world_names import MixtureConfig
+from holdfast.config.worlds import WorldConfig
+from holdfast.evaluation.evaluate import MemoryMode, evaluate
+from holdfast.evaluation.held_out import (
+    FINAL,
+    PERIODIC,
+    held_out_seed,
+    held_out_world,
+    num_agents_for,
+    require_bindable,
+    world_spec,
+)
+from holdfast.policies import LSTMWrapper
+from holdfast.rng import isolated_rng
+
+EVALUATIONS: dict[str, MemoryMode] = {"eval/return_mean": "intact", "eval/return_mean_memory_cleared": "cleared"}
+
+
+def final_evaluation(
+    config: Config, policy: LSTMWrapper, device: torch.device, number: int = FINAL
+) -> dict[str, int | float]:
+    """Evaluate greedily on held-out seeds, with memory intact and cleared.
+
+    Covers each world of a mixture and `trainer.eval_worlds` too.
+    """
+    episodes, scores = config.trainer.eval_episodes, dict[str, int | float]()
+    seed = held_out_seed(config, number)
+    for label, world_config in _eval_worlds(config).items():
+        agents = num_agents_for(world_spec(world_config, device), episodes)
+        with held_out_world(world_config, device, agents, seed) as world:
+            for name, memory in EVALUATIONS.items():
+                result = evaluate(policy, world, episodes=episodes, memory=memory)
+                scores[f"{name}@{label}" if label else name] = result.return_mean
+    return scores
+
+
+def periodic_evaluation(config: Config, policy: LSTMWrapper, device: torch.device) -> dict[str, int | float]:
+    """Evaluate as at the end, on other seeds, without effect on training.
+
+    Worlds, states and the policy are copies; the global random generators are restored.
+    """
+    with isolated_rng(held_out_seed(config, PERIODIC)):
+        return final_evaluation(config, policy, device, PERIODIC)
+
+
+def _eval_worlds(config: Config) -> dict[str, WorldConfig]:
+    parts = config.world.parts if isinstance(config.world, MixtureConfig) else ()
+    return {"": config.world} | {part.label: part.world for part in (*parts, *config.trainer.eval_worlds)}
+
+
+def check_eval_worlds(config: Config, policy: LSTMWrapper, device: torch.device) -> None:
+    """Raise before training if the policy cannot be evaluated in a world."""
+    for label, world_config in _eval_worlds(config).items():
+        if label:
+            require_bindable(policy, world_spec(world_config, device), f"trainer.eval_worlds: {label}")

@@ -1,0 +1,376 @@
+"""LSTM and GRU cells. State is reset here, on three paths: dense, packed and our kernels.
+
+Packing turns segments with resets inside into one dense call (the CPU path). A reset becomes a slot of its own before
+the step that starts the episode: its gates are closed, so the state that leaves it is zero. Shorter packed rows end in
+padding slots, which keep their state.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any, ClassVar, Literal, NamedTuple, final
+
+import torch
+from tensordict import TensorDict
+from torch import nn
+
+from holdfast.errors import ContractError
+from holdfast.memory import kernels, reference
+from holdfast.memory.cell import Cell, CellOutput, Inputs, Mask, cast_like, require_fit, select_rows, stack_and_detach
+from holdfast.types import Bool, Float, Int, Tensor
+
+Kernel = Literal["auto", "torch", "triton"]
+"""What runs a segment: torch.lstm or torch.gru, or our Triton kernels; auto: ours where the GPU can."""
+
+CLOSED = -1e4
+"""A gate with this bias is exactly 0 in every float type, and with +1e4 exactly 1."""
+
+
+class StackedRNN(Cell):
+    """Stacked recurrent layers; the state has a leaf `[B,L,H]` for each of `state_keys`.
+
+    Weights are orthogonal, biases 0. `gate_bias` is added to each gate in reset and padding slots.
+    """
+
+    state_keys: ClassVar[tuple[str, ...]]
+    """Names of the state leaves; a NaN, once in the state, stays in the last one."""
+    reference_step: ClassVar[reference.Step]
+    torch_kernel: ClassVar[Callable[..., tuple[Tensor, ...]]]
+    """`torch.lstm` or `torch.gru`."""
+    triton_kernel: ClassVar[Literal["lstm", "gru"]]
+    """Our kernel's name in kernels/ops.py, which is imported when it is about to run."""
+    num_flags: ClassVar[int]
+    """Flags of a packed slot that every layer reads beside its input."""
+    kernel: Kernel = "auto"
+    """Set by `use_kernel` for all cells of a policy."""
+
+    def __init__(self, rnn: nn.RNNBase, gate_bias: list[list[float]]) -> None:
+        super().__init__(rnn.input_size, rnn.hidden_size, rnn.num_layers)
+        self.rnn = rnn
+        for name, weight in rnn.named_parameters():
+            initialize = nn.init.orthogonal_ if name.startswith("weight") else nn.init.zeros_
+            initialize(weight)
+        per_unit = torch.tensor(gate_bias).repeat_interleave(rnn.hidden_size, 0)
+        self.register_buffer("_gate_bias", per_unit, persistent=False)
+        self._gate_bias: Tensor
+
+    def initial(self, batch: int) -> TensorDict:
+        """Return the initial state of `batch` agents: zeros."""
+        weight, *_ = self.layer(0)
+        size = (batch, self.num_layers, self.hidden_size)
+        return TensorDict({leaf: weight.new_zeros(size) for leaf in self.state_keys}, batch_size=[batch])
+
+    def forward(self, x: Inputs, state: TensorDict, clear: Mask, valid: Mask | None = None) -> CellOutput:
+        """Process one step `[B,D]` or one segment `[B,T,D]`."""
+        require_fit(self, x, state, clear)
+        device = x.device.type
+        autocast = torch.is_autocast_enabled(device)
+        dtype = torch.get_autocast_dtype(device) if autocast else self.layer(0)[0].dtype
+        if self._has_kernel(x.device, dtype):
+            return self._forward_kernel(x, state, clear, valid, dtype)
+        first = clear if x.dim() == 2 else clear[:, 0]
+        entry = select_rows(first, self.initial(len(x)), state)
+        if x.dim() == 2:
+            y_B1H, after = self._forward_dense(x[:, None], entry)
+            if valid is None:
+                return y_B1H[:, 0], after
+            return torch.where(valid[:, None], y_B1H[:, 0], 0.0), select_rows(valid, after, entry.detach())
+        if not clear[:, 1:].any() and (valid is None or valid.all()):
+            return self._forward_dense(x, entry)
+        return self._forward_packed(x, entry, clear, torch.ones_like(clear) if valid is None else valid)
+
+    def reference_forward(self, x: Inputs, state: TensorDict, clear: Mask, valid: Mask | None = None) -> CellOutput:
+        """Process a segment step by step."""
+        layers = [self.layer(number) for number in range(self.num_layers)]
+        return reference.run(self.reference_step, layers, self.state_keys, x, state, clear, valid)
+
+    def layer(self, number: int) -> reference.LayerWeights:
+        """Return one layer's weights."""
+        names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+        a, b, c, d = (getattr(self.rnn, f"{name}_l{number}") for name in names)
+        return a, b, c, d
+
+    @abstractmethod
+    def _layer_packed(self, number: int, x_SBD: Tensor, before: list[Tensor], plan: "PackingPlan") -> Sequence[Tensor]:
+        """Run one packed layer on inputs and flags; return the output, 0 in reset and padding slots, and the leaves."""
+
+    def refused_kernel(self, device: torch.device) -> str | None:
+        """Return why `kernel="triton"` cannot run on a device; None: it can, or was not requested."""
+        reason = kernels.refusal(device, self.hidden_size) if self.kernel == "triton" else None
+        return reason and f"our kernels cannot run this memory: {reason}. Use auto."
+
+    def _has_kernel(self, device: torch.device, dtype: torch.dtype) -> bool:
+        """Return whether our kernels run this; they support at most 32 bits."""
+        if self.kernel == "triton":
+            reason = self.refused_kernel(device)
+            if dtype not in kernels.DTYPES:
+                reason = f"our kernels run 32 bits and fewer, not {dtype}. Use auto."
+            if reason is not None:
+                raise ContractError(f"kernel triton: {reason}")
+            return True
+        if self.kernel == "torch" or device.type == "cpu" or dtype not in kernels.DTYPES:
+            return False
+        return kernels.refusal(device, self.hidden_size) is None
+
+    def _forward_kernel(
+        self, x: Tensor, state: TensorDict, clear: Tensor, valid: Tensor | None, dtype: torch.dtype
+    ) -> CellOutput:
+        from holdfast.memory.kernels import ops
+
+        run_layer = getattr(ops, self.triton_kernel)
+        y_BTH = x[:, None] if x.dim() == 2 else x
+        # A copy: the caller may overwrite the clears before the backward pass.
+        code = clear.byte() if valid is None else clear.byte() | ((~valid).byte() << 1)
+        layers = []
+        for number in range(self.num_layers):
+            before = [state[leaf][:, number] for leaf in self.state_keys]
+            y_BTH, *after = run_layer(y_BTH, self.layer(number), *before, code.reshape(y_BTH.shape[:2]), dtype)
+            layers.append(after)
+        after = cast_like(stack_and_detach(self.state_keys, layers), state)
+        return y_BTH[:, 0] if x.dim() == 2 else y_BTH, after
+
+    def _forward_dense(self, x_BTD: Tensor, entry: TensorDict) -> tuple[Tensor, TensorDict]:
+        before = [entry[leaf].transpose(0, 1).contiguous() for leaf in self.state_keys]
+        weights = [weight for number in range(self.num_layers) for weight in self.layer(number)]
+        # torch.gru takes one tensor where torch.lstm takes a list of two.
+        hx = before if before[1:] else before[0]
+        y_TBH, *after = self.torch_kernel(
+            x_BTD.transpose(0, 1), hx, weights, True, self.num_layers, 0.0, self.training, False, False
+        )
+        state = stack_and_detach(self.state_keys, zip(*after, strict=True))
+        return y_TBH.transpose(0, 1), cast_like(state, entry)
+
+    def _forward_packed(self, x_BTD: Tensor, entry: TensorDict, clear_BT: Tensor, valid_BT: Tensor) -> CellOutput:
+        plan = plan_packing(clear_BT, valid_BT, x_BTD.dtype)
+        flags_SBF, layers = plan.flags_SB3[..., : self.num_flags], []
+        y_SBH = x_SBD = plan.pack(x_BTD, flags_SBF)
+        for number in range(self.num_layers):
+            if number:
+                x_SBD = torch.cat([y_SBH, flags_SBF], dim=-1)
+            before = [entry[leaf][:, number] for leaf in self.state_keys]
+            y_SBH, *after = self._layer_packed(number, x_SBD, before, plan)
+            layers.append(after)
+        state = stack_and_detach(self.state_keys, layers)
+        if not torch.isfinite(state[self.state_keys[-1]]).all():
+            # A NaN survives a closed gate (0 x NaN is NaN), but must not survive its episode.
+            return self.reference_forward(x_BTD, entry, clear_BT, valid_BT)
+        if y_SBH.dtype != entry[self.state_keys[0]].dtype:
+            # Autocast rounded the entry state; rows without a valid step must return it unchanged.
+            state = cast_like(select_rows(plan.empty_B, entry.detach(), state), entry)
+        return plan.unpack(y_SBH), state
+
+
+MemoryInit = Literal["standard", "original"]
+
+
+@final
+class LSTM(StackedRNN):
+    """Stacked LSTM layers; the state is `{"h": [B,L,H], "c": [B,L,H]}`.
+
+    Weights are orthogonal, the forget-gate bias is 1 and the others 0. `init="original"` sets all biases to 1, as
+    Metta AI's policies did; that saturates the cell and slows or stops learning.
+    """
+
+    state_keys = ("h", "c")
+    reference_step = staticmethod(reference.lstm_step)
+    torch_kernel = staticmethod(torch.lstm)
+    triton_kernel = "lstm"
+    num_flags = 2
+    # The output depends on tanh(c) only.
+    bounded_state = staticmethod(lambda state: state["c"].tanh())
+
+    def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1, init: MemoryInit = "standard") -> None:
+        # Rows are the gates i f g o; columns are reset and padding slots.
+        gate_bias = [[CLOSED, CLOSED], [CLOSED, -CLOSED], [0.0, 0.0], [CLOSED, CLOSED]]
+        super().__init__(nn.LSTM(input_size, hidden_size, num_layers), gate_bias)
+        with torch.no_grad():
+            for number in range(num_layers):
+                _, _, bias_ih, bias_hh = self.layer(number)
+                if init == "original":
+                    nn.init.ones_(bias_ih)
+                    nn.init.ones_(bias_hh)
+                else:
+                    bias_ih[hidden_size : 2 * hidden_size] = 1.0
+
+    def _layer_packed(self, number: int, x_SBD: Tensor, before: list[Tensor], plan: "PackingPlan") -> Sequence[Tensor]:
+        weight_ih, *rest = self.layer(number)
+        weights = [torch.cat([weight_ih, self._gate_bias], dim=1), *rest]
+        weights = _contiguous_weights(weights) if x_SBD.is_cuda else weights
+        hx = [leaf_BH[None].contiguous() for leaf_BH in before]
+        y_SBH, _, c_1BH = torch.lstm(x_SBD, hx, weights, True, 1, 0.0, self.training, False, False)
+        # The closed output gate makes the output of padding slots 0, so h is that of the last real slot.
+        h_BH = torch.where(plan.empty_B[:, None], before[0], y_SBH.flatten(0, 1)[plan.last_B])
+        return y_SBH, h_BH, c_1BH[0][plan.row_B]
+
+
+def _contiguous_weights(weights: list[Tensor]) -> list[Tensor]:
+    """Copy weights into one buffer; cuDNN warns if they are not contiguous."""
+    flat = torch.cat([weight.flatten() for weight in weights])
+    chunks = flat.split([weight.numel() for weight in weights])
+    return [chunk.view(weight.shape) for chunk, weight in zip(chunks, weights, strict=True)]
+
+
+@final
+class GRU(StackedRNN):
+    """Stacked GRU layers; the state is `{"h": [B,L,H]}`."""
+
+    state_keys = ("h",)
+    reference_step = staticmethod(reference.gru_step)
+    torch_kernel = staticmethod(torch.gru)
+    triton_kernel = "gru"
+    num_flags = 3
+    bounded_state = staticmethod(itemgetter("h"))
+
+    def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1) -> None:
+        # Rows are the gates r z n; columns are reset and padding slots.
+        gate_bias = [[CLOSED, CLOSED], [CLOSED, -CLOSED], [0.0, 0.0]]
+        super().__init__(nn.GRU(input_size, hidden_size, num_layers), gate_bias)
+
+    def _layer_packed(self, number: int, x_SBD: Tensor, before: list[Tensor], plan: "PackingPlan") -> Sequence[Tensor]:
+        weight_ih, weight_hh, bias_ih, bias_hh = self.layer(number)
+        gates, candidate = bias_ih.split([2 * self.hidden_size, self.hidden_size])
+        # The candidate's bias applies to real steps only: in reset and padding slots the candidate n and its
+        # gradient are exactly 0, so n + z (h - n) is exactly 0 and exactly h.
+        column = torch.cat([torch.zeros_like(gates), candidate])[:, None]
+        bias = torch.cat([gates, torch.zeros_like(candidate)])
+        weights = [torch.cat([weight_ih, self._gate_bias, column], dim=1), weight_hh, bias, bias_hh]
+        hx = before[0][None].contiguous()
+        y_SBH, h_1BH = torch.gru(x_SBD, hx, weights, True, 1, 0.0, self.training, False, False)
+        # In reset and padding slots the next layer must read nothing but its flags.
+        return torch.where(x_SBD[:, :, -1:] > 0, y_SBH, 0.0), h_1BH[0][plan.row_B]
+
+
+MIN_ROWS = 32
+"""With fewer rows, balancing saves fewer slots than it costs."""
+
+
+class RowBalance(NamedTuple):
+    """The packed row and slot of each step."""
+
+    longest: int
+    """Slots of the longest packed row, at least 1."""
+    total_B: Int[Tensor, " B"]
+    """Slots of each packed row."""
+    row_BT: Int[Tensor, "B T"]
+    """The packed row of each step."""
+    end_BT: Int[Tensor, "B T"]
+    """Slots of that packed row up to and including each step."""
+
+
+def balance_rows(
+    start_BT: Bool[Tensor, "B T"], valid_BT: Bool[Tensor, "B T"], end_BT: Int[Tensor, "B T"]
+) -> RowBalance:
+    """Move the episodes after a reset from rows with many resets to rows with few.
+
+    `end_BT` counts the slots of each row. Rows stay as they are if there are few of them, or if moving
+    does not shorten the longest.
+    """
+    B, T = start_BT.shape
+    total_B = end_BT[:, -1]
+    row_B, step_T = (torch.arange(size, device=end_BT.device) for size in (B, T))
+    unmoved = RowBalance(max(1, int(total_B.max())), total_B, row_B[:, None].expand(B, T), end_BT)
+    if B < MIN_ROWS:
+        return unmoved
+    # Each row is cut at the start nearest to its middle.
+    nearness_BT = torch.where(start_BT, T - (step_T - T // 2).abs(), 0)
+    nearness_B, cut_B = nearness_BT.max(1)
+    starts_B = nearness_B > 0
+    tail_BT = starts_B[:, None] & (step_T >= cut_B[:, None])
+    before_BT = end_BT - valid_BT.long() - 1
+    head_B = torch.where(starts_B, before_BT.gather(1, cut_B[:, None])[:, 0], total_B)
+    # Rows without a start come first in both orders, in the same sequence: they are not moved.
+    longest_first = torch.where(starts_B, -head_B, -total_B.new_tensor(3 * T)).argsort(stable=True)
+    shortest_first = torch.where(starts_B, total_B - head_B, -1).argsort(stable=True)
+    new_row_B = torch.empty_like(row_B).scatter_(0, shortest_first, longest_first)
+    shift_B = head_B[new_row_B] - head_B
+    new_total_B = torch.empty_like(total_B).scatter_(0, new_row_B, total_B + shift_B)
+    longest = max(1, int(new_total_B.max()))
+    if longest >= unmoved.longest:
+        return unmoved
+    return RowBalance(
+        longest,
+        new_total_B,
+        torch.where(tail_BT, new_row_B[:, None], row_B[:, None]),
+        torch.where(tail_BT, end_BT + shift_B[:, None], end_BT),
+    )
+
+
+class RowIndex(NamedTuple):
+    """Source row of each output row."""
+
+    source: Int[Tensor, " N"]
+    zeros: Int[Tensor, " K"]
+    """Output rows without a source: they are filled with zeros."""
+
+
+@dataclass(frozen=True)
+class PackingPlan:
+    """Packing of one batch of segments, shared by all layers of a cell."""
+
+    length: int
+    """Slots of the longest packed row."""
+    step_of: RowIndex
+    """The step in each slot: flat slot * B + packed row, from row * T + step."""
+    slot_of: RowIndex
+    """The slot of each step: the inverse."""
+    row_B: Int[Tensor, " B"]
+    """The packed row that each row ends in; each starts in its own."""
+    last_B: Int[Tensor, " B"]
+    """The flat slot that each row ends in."""
+    empty_B: Bool[Tensor, " B"]
+    """Rows without any slot."""
+    flags_SB3: Float[Tensor, "S B 3"]
+    """Flags of each slot: reset (clear the state), padding (keep the state), step."""
+
+    def pack(self, x_BTD: Float[Tensor, "B T D"], flags_SBF: Float[Tensor, "S B F"]) -> Float[Tensor, "S B D+F"]:
+        """Copy steps into their slots, zeros into the others, and append the flags."""
+        flat = _GatherRows.apply(x_BTD.flatten(0, 1), self.step_of, self.slot_of)
+        return torch.cat([flat.unflatten(0, (self.length, len(x_BTD))), flags_SBF], dim=-1)
+
+    def unpack(self, y_SBH: Float[Tensor, "S B H"]) -> Float[Tensor, "B T H"]:
+        """Return each step's output from its slot; steps without a slot get zeros."""
+        flat = _GatherRows.apply(y_SBH.flatten(0, 1), self.slot_of, self.step_of)
+        return flat.unflatten(0, (y_SBH.shape[1], -1))
+
+
+def plan_packing(clear_BT: Bool[Tensor, "B T"], valid_BT: Bool[Tensor, "B T"], dtype: torch.dtype) -> PackingPlan:
+    """Assign a slot to every valid step, and a reset slot before each clear inside the segment.
+
+    A clear at step 0 needs none: the caller clears the entry state.
+    """
+    B, T = clear_BT.shape
+    reset_BT = clear_BT.clone()
+    reset_BT[:, 0] = False
+    end_BT = torch.cumsum(reset_BT.long() + valid_BT, dim=1)
+    rows = balance_rows(reset_BT, valid_BT, end_BT)
+    no_slot = rows.longest * B
+    slot_BT = torch.where(valid_BT, (rows.end_BT - 1) * B + rows.row_BT, no_slot)
+    step_of = torch.full((no_slot + 1,), -1, device=clear_BT.device)
+    step_of[slot_BT.flatten()] = torch.arange(B * T, device=clear_BT.device)
+    idle_SB = (step_of[:-1] < 0).unflatten(0, (rows.longest, B))
+    padding_SB = torch.arange(rows.longest, device=clear_BT.device)[:, None] >= rows.total_B
+    last_row_B, invalid = rows.row_BT[:, -1], valid_BT.logical_not().flatten()
+    return PackingPlan(
+        length=rows.longest,
+        step_of=RowIndex(step_of[:-1].clamp(min=0), idle_SB.flatten().nonzero().flatten()),
+        slot_of=RowIndex(slot_BT.flatten().clamp(max=no_slot - 1), invalid.nonzero().flatten()),
+        row_B=last_row_B,
+        last_B=(rows.total_B[last_row_B] - 1).clamp(min=0) * B + last_row_B,
+        empty_B=end_BT[:, -1] == 0,
+        flags_SB3=torch.stack([idle_SB & ~padding_SB, padding_SB, ~idle_SB], dim=-1).to(dtype),
+    )
+
+
+class _GatherRows(torch.autograd.Function):
+    """Gather rows; the gradient gathers by the inverse index, since scattering costs several times as much."""
+
+    @staticmethod
+    def forward(ctx: Any, x_ND: Tensor, index: RowIndex, inverse: RowIndex) -> Tensor:
+        ctx.indices = index, inverse
+        return x_ND.index_select(0, index.source).index_fill_(0, index.zeros, 0.0)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        index, inverse = ctx.indices
+        return _GatherRows.apply(grads[0], inverse, index), None, None

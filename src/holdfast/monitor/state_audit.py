@@ -1,0 +1,242 @@
+"""Hooks on cells: resets against episode ends; norm, age, saturation."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any, cast
+
+import torch
+from tensordict import TensorDict
+
+from holdfast.errors import ContractError
+from holdfast.memory import Cell, MultiCell, saturation
+from holdfast.policies import LSTMWrapper
+from holdfast.state_tree import get_field, get_tensor_like
+from holdfast.types import Bool, Float, Int, Tensor
+from holdfast.worlds import Step
+from holdfast.worlds.obs import tensors_of
+from holdfast.worlds.step import ALL
+
+CELL_ARGUMENTS = ("x", "state", "clear", "valid")
+"""Arguments of a cell's call, by position or by name."""
+CellInputs = Mapping[str, Any]
+
+
+def cells_of(policy: LSTMWrapper) -> dict[Cell, tuple[Cell, ...]]:
+    """Map each cell that may be called to the single cells it contains: a MultiCell to all of its parts.
+
+    A graph calls the parts of a MultiCell one by one; other policies may call the MultiCell, which does not
+    trigger the hooks of its parts, so no call is counted twice.
+    """
+    return dict(_contained(policy.lstm.cell))
+
+
+def on_cell_input(policy: LSTMWrapper, callback: Callable[[Cell, CellInputs], None]) -> AbstractContextManager[None]:
+    """Call `callback` with the arguments of every call of a cell, before it runs."""
+
+    def hook(cell: Cell, args: tuple[Any, ...], kwargs: CellInputs) -> None:
+        callback(cell, dict(zip(CELL_ARGUMENTS, args, strict=False)) | dict(kwargs))
+
+    return _hooked(policy, "register_forward_pre_hook", hook)
+
+
+def replace_cell_input(policy: LSTMWrapper, function: Callable[[Cell, Tensor], Tensor]) -> AbstractContextManager[None]:
+    """Replace the input x of every cell by `function(cell, x)`."""
+
+    def hook(cell: Cell, args: tuple[Any, ...], kwargs: CellInputs) -> tuple[tuple[Any, ...], CellInputs]:
+        if args:
+            return (function(cell, args[0]), *args[1:]), dict(kwargs)
+        return (), {**kwargs, "x": function(cell, kwargs["x"])}
+
+    return _hooked(policy, "register_forward_pre_hook", hook)
+
+
+def on_cell_output(policy: LSTMWrapper, callback: Callable[[Cell, TensorDict], None]) -> AbstractContextManager[None]:
+    """Call `callback` with the state after every call of a cell."""
+
+    def hook(cell: Cell, args: tuple[Any, ...], kwargs: CellInputs, result: Any) -> None:
+        callback(cell, result[1])
+
+    return _hooked(policy, "register_forward_hook", hook)
+
+
+@contextmanager
+def same_randomness(policy: LSTMWrapper) -> Iterator[None]:
+    """Restore the global random generators after: policies with dropout draw from them."""
+    device = next(policy.parameters()).device
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        yield
+
+
+def current_state(policy: LSTMWrapper) -> TensorDict:
+    """Return the live states of all agents, in order."""
+    store = policy.store
+    return cast("TensorDict", torch.cat([store.view(start) for start in sorted(store.slices)]))
+
+
+def state_norms(state: TensorDict) -> Float[Tensor, " B"]:
+    """Norm of each agent's state, all of its numbers as one vector."""
+    squares = [leaf.float().flatten(1).square().sum(1) for leaf in tensors_of(state)]
+    return torch.stack(squares).sum(0).sqrt()
+
+
+def _contained(cell: Cell) -> Iterator[tuple[Cell, tuple[Cell, ...]]]:
+    if not isinstance(cell, MultiCell):
+        yield cell, (cell,)
+        return
+    pairs = [pair for part in cell.cells.values() for pair in _contained(part)]
+    yield cell, tuple(part for part, _ in pairs if not isinstance(part, MultiCell))
+    yield from pairs
+
+
+@contextmanager
+def _hooked(policy: LSTMWrapper, register: str, hook: Callable[..., Any]) -> Iterator[None]:
+    """Register a hook on every cell, and remove it after, so that copies of the policy have none."""
+    with ExitStack() as stack:
+        for cell in cells_of(policy):
+            stack.callback(getattr(cell, register)(hook, with_kwargs=True).remove)
+        yield
+
+
+class ResetAudit:
+    """Compares the resets that the world's steps require with those that the cells make, step by step.
+
+    `on_step` takes the world's side: every episode end, and the start of the run, requires one reset, at the first step
+    of the next episode, or at the latest when the agent acts. `memory.clear_on=trial` requires one at every trial too,
+    `never` none. `track` takes the cells' side; calls in a replay do not count. A memory of several cells is cleared
+    when all of them are; a cell that is called twice in a step is cleared if one of the calls clears.
+
+    Counts stay on the device; the host waits for them in `pop_metrics`.
+    """
+
+    def __init__(self, policy: LSTMWrapper, agents: int) -> None:
+        self._policy, self._cells = policy, cells_of(policy)
+        single_cells = (cell for cell, contained in self._cells.items() if contained == (cell,))
+        self._memories = [cell for cell in single_cells if not cell.initial(0).is_empty()]
+        device = next(policy.parameters()).device
+        no_agents = torch.zeros(agents, dtype=torch.bool, device=device)
+        # Agents that need a reset, and agents that have acted since the last start or end.
+        self._expected, self._has_acted = ~no_agents, no_agents.clone()
+        # Of the last step, which is compared when the next one comes: resets due, valid agents, resets made.
+        self._pending: Tensor | None = None
+        self._valid, self._cleared = no_agents, dict[Cell, Tensor]()
+        self._rows: slice | Tensor = ALL
+        # Resets that were due and made, due and not made, made and not due.
+        self._counts = torch.zeros(3, dtype=torch.long, device=device)
+        self.age: Int[Tensor, " A"] = torch.zeros(agents, dtype=torch.long, device=device)
+        """Number of steps that each state has read since its last reset."""
+
+    def track(self) -> AbstractContextManager[None]:
+        """Context of a rollout, in which the cells' resets are recorded."""
+        return on_cell_input(self._policy, self._on_input)
+
+    @torch.no_grad()
+    def on_step(self, step: Step, rows: slice | Tensor = ALL) -> None:
+        """Record a world step of some agents, the one from `reset()` too, before the policy acts."""
+        if not self._memories:
+            return
+        self._close()
+        self._rows = rows
+        ended, has_acted = step.terminated | step.truncated, self._has_acted[rows]
+        expected, starts = self._expected[rows] | ended, step.first | step.valid
+        # An agent that acts without `first` needs the reset now. `first` may repeat before the agent acts.
+        due = (expected & starts) | (step.first & ~has_acted)
+        self._expected[rows] = expected & ~starts
+        self._has_acted[rows] = (has_acted & ~step.first & ~ended) | step.valid
+        if self._policy.clear_on == "trial":
+            due = due | step.trial
+        # Cloned: a world may write its next step into the same tensors.
+        self._pending = torch.zeros_like(due) if self._policy.clear_on == "never" else due
+        self._valid = step.valid.clone()
+
+    def pop_metrics(self) -> dict[str, int]:
+        """Return the counts since the last call; empty without memory.
+
+        They are equal if and only if every due reset was made, in its step, and no other. If some are
+        missing, `memory/resets` counts those made in their step, else all that were made.
+        """
+        if not self._memories:
+            return {}
+        made, missing, extra = self._counts.tolist()
+        self._counts.zero_()
+        return {"memory/resets": made if missing else made + extra, "memory/resets_due": made + missing}
+
+    def state(self) -> dict[str, Any]:
+        """Return the expected resets, the counts, and the last step, which is not compared yet."""
+        no_agents = torch.zeros_like(self._valid)
+        return {
+            "expected": self._expected,
+            "has_acted": self._has_acted,
+            "valid": self._scatter(self._valid),
+            "age": self.age,
+            "counts": self._counts,
+            "pending": None if self._pending is None else self._scatter(self._pending),
+            "cleared": [self._scatter(self._cleared.get(memory, no_agents)) for memory in self._memories],
+        }
+
+    def restore(self, saved: Any) -> None:
+        """Restore what `state` returned."""
+        self._rows = ALL
+        self._expected, self._has_acted, self._valid = (
+            get_tensor_like(saved, key, self._expected) for key in ("expected", "has_acted", "valid")
+        )
+        self.age = get_tensor_like(saved, "age", self.age)
+        self._counts = get_tensor_like(saved, "counts", self._counts)
+        is_pending = isinstance(saved["pending"], Tensor)
+        self._pending = get_tensor_like(saved, "pending", self._expected) if is_pending else None
+        masks = dict(enumerate(get_field(saved, "cleared", list)))
+        cleared = {cell: get_tensor_like(masks, k, self._expected) for k, cell in enumerate(self._memories)}
+        # Without a pending step there are no resets, and the next step may be of some agents only.
+        self._cleared = cleared if is_pending else {}
+
+    def reset_agents(self, mask: Bool[Tensor, " A"]) -> None:
+        """Expect a reset of restarted agents, which leave their episodes without an end."""
+        self._expected, self._has_acted = self._expected | mask, self._has_acted & ~mask
+        self.age = torch.where(mask, 0, self.age)
+
+    def _on_input(self, cell: Cell, call: CellInputs) -> None:
+        if not self._policy.store.is_live:
+            return
+        clear = call["clear"]
+        if clear.shape != self._valid.shape:
+            raise ContractError(
+                f"Resets are counted step by step, for all {len(self._valid)} agents at once; a memory was "
+                f"called with clear of shape {list(clear.shape)}."
+            )
+        for memory in self._cells[cell]:
+            before = self._cleared.get(memory)
+            self._cleared[memory] = clear.clone() if before is None else before | clear
+
+    def _scatter(self, mask: Bool[Tensor, " N"]) -> Bool[Tensor, " A"]:
+        """Expand a mask of the last step's agents to all agents."""
+        full = torch.zeros_like(self._expected)
+        full[self._rows] = mask
+        return full
+
+    def _close(self) -> None:
+        """Compare the resets due in the last step with those made: by now every cell was called."""
+        if self._pending is None:
+            return
+        no_agents = torch.zeros_like(self._pending)
+        cleared = torch.stack([self._cleared.get(memory, no_agents) for memory in self._memories])
+        due, all_cells, any_cell = self._pending, cleared.all(0), cleared.any(0)
+        self._counts += torch.stack([due & all_cells, due & ~all_cells, any_cell & ~due]).sum(1)
+        self.age[self._rows] = torch.where(all_cells, 0, self.age[self._rows]) + self._valid
+        self._cleared = {}
+
+
+@torch.no_grad()
+def state_metrics(policy: LSTMWrapper, age: Int[Tensor, " A"] | None = None) -> dict[str, float]:
+    """Metrics of all live states and their ages; none without memory; no saturation if states are not bounded."""
+    if not policy.has_memory() or not policy.store.slices:
+        return {}
+    state = current_state(policy)
+    size = state_norms(state)
+    metrics = {"memory/state_norm": size.mean(), "memory/state_norm_max": size.max()}
+    saturated = saturation(policy.lstm.cell, state)
+    if saturated is not None:
+        metrics["memory/saturation"] = saturated
+    if age is not None:
+        metrics |= {"memory/age_mean": age.double().mean(), "memory/age_max": age.max()}
+    # Read at once, so that the host waits for the device once.
+    numbers = torch.stack([number.double() for number in metrics.values()]).tolist()
+    return dict(zip(metrics, numbers, strict=True))

@@ -1,0 +1,109 @@
+"""`holdfast.load`: a policy to run in other programs, from a run, a checkpoint, or the Hub."""
+
+import copy
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from warnings import warn
+
+import torch
+
+from holdfast.build import find_checkpoint, load_policy_from
+from holdfast.checkpoint.run_dir import Log
+from holdfast.config.run import Config
+from holdfast.errors import ConfigError
+from holdfast.play.saved_memory import weights_hash
+from holdfast.play.session import Session
+from holdfast.policies import LSTMWrapper
+from holdfast.trust import trusting
+from holdfast.worlds import WorldSpec
+
+HUB = "hub:"
+
+
+class Player:
+    """A loaded policy, bound to its world; `start` returns a session with agents that act by it.
+
+    The weights never change, and a player has no memory: each session has its own.
+    """
+
+    def __init__(self, policy: LSTMWrapper, config: Config) -> None:
+        # A copy: training may continue with the original.
+        self.policy = copy.deepcopy(policy).eval().requires_grad_(False)
+        self.config = config
+        self.weights_hash = weights_hash(self.policy)
+
+    def __repr__(self) -> str:
+        """Name policy, world, weights and device."""
+        device = next(self.policy.parameters()).device
+        kind = type(self.policy).__name__
+        return f"Player({kind} in {self.config.world.name}, weights {self.weights_hash[:12]}, on {device})"
+
+    @property
+    def spec(self) -> WorldSpec:
+        """Observations and actions of the world the policy is bound to."""
+        assert self.policy.binding.spec is not None, "a loaded policy is bound to its world"
+        return self.policy.binding.spec
+
+    def start(self, agents: int = 1, seed: int = 0) -> Session:
+        """Start a session of `agents` with empty memory; `seed` determines sampled actions."""
+        return Session(self.policy, self.weights_hash, agents, seed)
+
+    def save_pretrained(self, save_directory: str | Path, **options: Any) -> str | None:
+        """Write weights, config and a model card to a folder, in the format of the Hub."""
+        return _hub().OnHub(self.policy, self.config).save_pretrained(save_directory, **options)
+
+    def push_to_hub(self, repo_id: str, **options: Any) -> str:
+        """Upload the same files to a repository of the Hub."""
+        return _hub().OnHub(self.policy, self.config).push_to_hub(repo_id, **options)
+
+    @classmethod
+    def from_pretrained(
+        cls, name: str | Path, *, device: str = "cpu", trust_code: bool = False, **options: Any
+    ) -> "Player":
+        """Load from a folder that `save_pretrained` wrote (`./folder` or a Path), or by `owner/name` from the Hub.
+
+        A config that names code, which would be imported and run, is rejected without `trust_code`.
+        """
+        return cls(*_read(_hub().fetch(name, **options), device, warn, trust_code))
+
+
+def load(name: str | Path, device: str = "cpu", *, log: Log = warn, trust_code: bool | None = None) -> Player:
+    """Load a player from `runs/NAME`, a checkpoint, a folder saved for the Hub, or `hub:owner/name`.
+
+    A damaged checkpoint is skipped, with a message to `log`. Code that a config names is imported with
+    `trust_code=True`, never with False; by default from installed packages only, for the Hub never.
+    """
+    if str(name).startswith(HUB):
+        repo_id = str(name).removeprefix(HUB)
+        return Player.from_pretrained(repo_id, device=device, trust_code=bool(trust_code))
+    folder = Path(name)
+    if not folder.is_dir():
+        raise ConfigError(f"{name} is no folder; give runs/NAME, one of its checkpoints, or {HUB}owner/name.")
+    if not (folder / "config.json").exists():
+        raise ConfigError(f"{folder} has no config.json, so it is no run and no checkpoint.")
+    return Player(*_read(folder, device, log, trust_code))
+
+
+def _read(folder: Path, device: str, log: Log, trust_code: bool | None) -> tuple[LSTMWrapper, Config]:
+    with trusting(trust_code):
+        return load_policy_from(find_checkpoint(folder, log), _device(device))
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"device={name}: there is no such device; give cpu or cuda.") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device={name}, but torch finds no GPU here; give cpu.")
+    return device
+
+
+def _hub() -> ModuleType:
+    """Import the Hub's client when it is used: it is slow to import, and optional."""
+    try:
+        import holdfast.play.hub as hub
+    except ImportError as error:
+        raise ConfigError(f"{error}; the Hub needs a package: pip install 'holdfast[hub]'.") from error
+    return hub

@@ -1,0 +1,159 @@
+"""LSTMWrapper: the memory of hand-written policies."""
+
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import nn
+
+from holdfast.errors import ContractError
+from holdfast.memory import Cell, MemoryInit, StateStore, make_cell
+from holdfast.memory.episode_resets import ClearOn, reset_mask
+from holdfast.memory.manual_lstm import ManualLSTM, StateView, from_pair, to_pair
+from holdfast.policies.binding import Binding, load_names_before_weights
+from holdfast.policies.distributions import ActionDistribution, Categorical
+from holdfast.types import Tensor
+from holdfast.worlds.obs import empty_obs
+from holdfast.worlds.step import WorldSpec
+
+
+def slice_start(td: TensorDictBase) -> int:
+    """Return the first agent of the slice a call is about."""
+    if "training_env_id_start" not in td:
+        raise ContractError(
+            "The TensorDict has no training_env_id_start, so the agents whose memory to use are unknown. "
+            'Set td["training_env_id_start"] to the first agent of the slice (0 if there is one).'
+        )
+    return int(torch.as_tensor(td["training_env_id_start"]).flatten()[0])
+
+
+Memory = tuple[dict[int, Tensor], ...]
+
+
+class LSTMWrapper(nn.Module):
+    """The memory of a recurrent policy: the LSTM, the state store, and the calls around them.
+
+    A policy written by hand calls `_manage_lstm_state`, `self.lstm` and `_store_lstm_state`, once each
+    and in this order; a missing call is an error, at the latest in the next forward pass. Inherit
+    `RecurrentPolicy` and write `encode` and `decode` instead where you can.
+    """
+
+    actions: ActionDistribution = Categorical()
+    """What the logits mean. For MultiDiscrete and Box set `self.actions = distribution_for(spec)`."""
+    accepts_trimmed_obs: bool = False
+    """Whether tokens may come without the padding that all rows end in."""
+    translates_names: ClassVar[bool] = False
+    """Whether observations and logits are translated in worlds with another order of names."""
+
+    def __init__(
+        self,
+        input_size: int = 128,
+        hidden_size: int = 128,
+        num_layers: int = 2,
+        *,
+        memory: str | Cell = "lstm",
+        memory_init: MemoryInit = "standard",
+        clear_on: ClearOn = "episode",
+    ) -> None:
+        super().__init__()
+        self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
+        self.clear_on: ClearOn = clear_on
+        if isinstance(memory, str):
+            memory = make_cell(memory, input_size, hidden_size, num_layers, memory_init)
+        self.lstm = ManualLSTM(memory)
+        self.store = StateStore(self.lstm.cell)
+        self.binding = Binding()
+        self.register_load_state_dict_pre_hook(load_names_before_weights)
+
+    def bind(self, spec: WorldSpec, *, learn: bool = True) -> None:
+        """Bind this policy to a world; `learn` adds unknown names. Layers may widen: make the optimizer afterwards."""
+        self.binding.bind(self, spec, learn=learn, translate=self.translates_names)
+        if isinstance(self.actions, Categorical) and spec.action is None:
+            self.actions = Categorical(len(spec.action_names))
+
+    def require_bound(self, spec: WorldSpec) -> None:
+        """Bind a policy that is bound to no world yet; reject one bound to another interface."""
+        if self.binding.spec is None:
+            self.bind(spec)
+        elif self.binding.spec.interface != spec.interface:
+            raise ContractError(
+                "This policy is bound to a world with other observations or actions; call "
+                "policy.bind(world.spec) to learn this one's, or policy.bind(world.spec, learn=False)."
+            )
+
+    def get_agent_experience_spec(self) -> TensorDict:
+        """Return an empty TensorDict with the leaves of one step of experience: all that replaying it needs."""
+        spec = self.binding.spec
+        if spec is None:
+            raise ContractError("This policy is bound to no world yet; call policy.bind(world.spec).")
+        weight = next(self.parameters())
+        flag, number = torch.zeros(0, dtype=torch.bool), torch.zeros(0, dtype=weight.dtype)
+        leaves: dict[str, Any] = {
+            "env_obs": empty_obs(spec.observation_space),
+            "rewards": torch.zeros(0),
+            **dict.fromkeys(("dones", "truncateds", "first", "valid", "trial"), flag),
+            "actions": torch.zeros(0, *self.actions.shape, dtype=self.actions.dtype or weight.dtype),
+            "act_log_prob": number,
+            "values": number,
+        }
+        return TensorDict(leaves, batch_size=[0]).to(weight.device)
+
+    @property
+    def lstm_h(self) -> StateView:
+        """Hidden states: a mapping from a slice's first agent to `[L,B,H]`."""
+        return StateView(self.store, "h")
+
+    @property
+    def lstm_c(self) -> StateView:
+        """Cell states: a mapping from a slice's first agent to `[L,B,H]`."""
+        return StateView(self.store, "c")
+
+    def has_memory(self) -> bool:
+        """Return whether this policy has a recurrent state."""
+        return bool(self.store.state_keys)
+
+    def get_memory(self) -> Memory:
+        """Copy the stored states: one dictionary for h, c, ... each, from a slice's first agent to `[L,B,H]`."""
+        views = (StateView(self.store, key) for key in self.store.state_keys)
+        return tuple({start: view[start].clone() for start in view} for view in views)
+
+    def set_memory(self, memory: Memory) -> None:
+        """Restore the states that `get_memory` returned; they are copied."""
+        keys = self.store.state_keys
+        if len(memory) != len(keys):
+            raise ContractError(f"This memory holds {', '.join(keys) or 'nothing'}; {len(memory)} came.")
+        if not self.store.allocated:
+            self.store.close()
+        for start in memory[0] if memory else ():
+            leaves = {key: states[start].transpose(0, 1) for key, states in zip(keys, memory, strict=True)}
+            self.store.write(start, TensorDict(leaves, batch_size=[memory[0][start].shape[1]]))
+
+    def reset_memory(self) -> None:
+        """Clear the memory of all agents."""
+        self.store.reset()
+
+    def reset_env_memory(self, env_id: int, agents: Tensor | list[int] | None = None) -> None:
+        """Clear the memory of one slice, or of single agents in it; a slice that has none yet stays without."""
+        if env_id in self.store.slices:
+            self.store.reset_slice(env_id, agents)
+
+    def replay(self, entry: TensorDict) -> AbstractContextManager[None]:
+        """Start calls inside from `entry`, without reading or writing the state store."""
+        return self.store.replaying(entry)
+
+    def _manage_lstm_state(
+        self, td: TensorDictBase, B: int, TT: int, device: torch.device | str
+    ) -> tuple[Tensor, Tensor, int]:
+        """Read the state of this call's agents, and pass the call's resets to `self.lstm`."""
+        clear_BT = reset_mask(td, self.clear_on).reshape(B, TT).to(device)
+        valid_BT = td["valid"].bool().reshape(B, TT).to(device) if "valid" in td else None
+        env_id = 0 if self.store.is_replaying else slice_start(td)
+        self.lstm.set_resets(clear_BT, valid_BT)
+        h, c = to_pair(self.store.read(env_id, B))
+        return h, c, env_id
+
+    def _store_lstm_state(self, lstm_h: Tensor, lstm_c: Tensor, env_id: int) -> None:
+        """Write the state after a call to the store, detached."""
+        self.lstm.mark_stored()
+        self.store.write(env_id, from_pair(lstm_h, lstm_c))

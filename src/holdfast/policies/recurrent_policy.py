@@ -1,0 +1,183 @@
+"""RecurrentPolicy: encode, memory, decode; and the precision it computes in."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal, NamedTuple, final
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from holdfast.errors import ContractError
+from holdfast.memory.cell import Mask
+from holdfast.memory.episode_resets import reset_mask
+from holdfast.policies.lstm_wrapper import LSTMWrapper, slice_start
+from holdfast.types import Float, Shaped, Tensor
+from holdfast.worlds.obs import Obs, device_of, mask_invalid
+
+Precision = Literal["float32", "bfloat16"]
+LOW = (torch.bfloat16, torch.float16)
+
+
+def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
+    """Compute matrix products in `precision`; weights, states and sums keep their dtype."""
+    return nullcontext() if precision == "float32" else torch.autocast(device.type, torch.bfloat16)
+
+
+def full_precision(layer: Callable[..., Tensor], *inputs: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """Call the last layer of a head outside of autocast.
+
+    Logits and values are differences of large sums: rounded to 8 bits they would move ratios by a
+    percent. The layers before may be rounded, and take most of the time.
+    """
+    device = inputs[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return layer(*inputs)
+    with torch.autocast(device, enabled=False):
+        return layer(*map(to_float32, inputs))
+
+
+def to_float32(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Cast 16-bit floats to float32."""
+    return x.float() if x.dtype in LOW else x
+
+
+class PolicyOutput(NamedTuple):
+    """Logits (`policy.actions.size` of them) and value for each observation."""
+
+    logits: Float[Tensor, "*batch actions"]
+    values: Float[Tensor, "*batch"]
+
+
+PolicyStep = tuple[PolicyOutput, TensorDict]
+"""Outputs, and the state after them."""
+
+
+class FunctionalPolicy(LSTMWrapper, ABC):
+    """A policy whose forward pass is one pure function, `unroll`.
+
+    Separate from `RecurrentPolicy` because a graph of components has no single `encode` and `decode`.
+    """
+
+    translates_names = True
+    precision: Precision = "float32"
+    """Dtype of the layers. Weights, stored states and outputs are float32 in any case."""
+    compiled_methods: ClassVar[tuple[str, ...]]
+    """Methods to compile: all but the recurrent calls."""
+    _compiled: Mapping[str, Callable[..., Any]] = MappingProxyType({})
+
+    @abstractmethod
+    def unroll(self, obs: Obs, first: Mask, state: TensorDict, valid: Mask | None = None) -> PolicyStep:
+        """Compute one step (`first[B]`) or a segment (`first[B,T]`), and the state after it.
+
+        Pure: reads and writes nothing but its arguments. Where `first` is true, memory is cleared before it reads. The
+        returned state is detached. Observations and logits are in the order of the world the policy is bound to.
+        """
+
+    def compile_parts(self, backend: str = "inductor") -> None:
+        """Compile everything around the memory; the recurrent call keeps its own kernel."""
+        # Unbound methods, so that a copy of this policy uses its own weights.
+        self._compiled = {
+            name: torch.compile(getattr(type(self), name), backend=backend, dynamic=True)
+            for name in self.compiled_methods
+        }
+
+    def _call_compiled(self, name: str, *args: Any) -> Any:
+        """Call one of `compiled_methods`, compiled or not."""
+        compiled = self._compiled.get(name)
+        return getattr(self, name)(*args) if compiled is None else compiled(self, *args)
+
+    def _prepare(self, obs: Obs, valid: Mask | None) -> Obs:
+        """Blank invalid observations, and translate the world's features."""
+        return self.binding.translate_obs(obs if valid is None else mask_invalid(obs, valid, self.binding.blank))
+
+    def _finish(self, output: PolicyOutput) -> PolicyOutput:
+        """Cast outputs to float32, and translate logits into the world's order of actions."""
+        if self.precision != "float32":
+            output = PolicyOutput(*map(to_float32, output))
+        return PolicyOutput(self.binding.translate_logits(output.logits), output.values)
+
+    @final
+    def forward(
+        self, td: TensorDictBase, state: TensorDict | None = None, action: Shaped[Tensor, "..."] | None = None
+    ) -> TensorDictBase:
+        """Act (without `action`) or evaluate `action`, for a step `[B]` or segments `[B,T]`.
+
+        Reads and writes the state store, whatever T; inside `replay(entry)`, or with `state`, it
+        starts from there and writes nothing. A flat `[B*T]` batch has its shape in `bptt` and `batch`.
+        """
+        B, T = _rows_and_steps(td)
+        shape = (B,) if T == 1 and td.batch_dims == 1 else (B, T)
+        clear = reset_mask(td, self.clear_on).reshape(shape)
+        valid = td["valid"].bool().reshape(shape) if "valid" in td else None
+        obs: Obs = td["env_obs"]
+        obs = obs.reshape(*shape, *obs.shape[td.batch_dims :])
+        with self.replay(state) if state is not None else nullcontext():
+            start = 0 if self.store.is_replaying else slice_start(td)
+            output, state = self.unroll(obs, clear, self.store.read(start, B), valid)
+            self.store.write(start, state)
+        return self._write_output(td, output, action)
+
+    def _write_output(self, td: TensorDictBase, output: PolicyOutput, action: Tensor | None) -> TensorDictBase:
+        """Sample or evaluate actions, and write everything into the TensorDict."""
+        actions, shape = self.actions, td.batch_size
+        params = actions.parameters(output.logits.reshape(*shape, -1))
+        values = output.values.reshape(shape)
+        if action is None:
+            draws = td["draws"] if "draws" in td else torch.rand((*shape, *actions.shape), device=params.device)
+            td["actions"] = action = actions.sample(params, draws)
+        else:
+            action = action.reshape(*shape, *actions.shape)
+            td["entropy"] = actions.entropy(params)
+            td["value"] = values
+        td["act_log_prob"] = actions.log_prob(params, action)
+        td["values"] = values
+        td[actions.key] = params
+        return td
+
+
+class RecurrentPolicy(FunctionalPolicy, ABC):
+    """A recurrent policy: observation -> `encode` -> memory -> `decode` -> logits and value."""
+
+    compiled_methods = ("encode", "decode")
+
+    @abstractmethod
+    def encode(self, obs: Any) -> Float[Tensor, "N D"]:
+        """Encode observations for the memory, each row on its own.
+
+        `obs` is a tensor `[N,...]`, or for Dict observations a TensorDict: `obs["image"]`.
+        """
+
+    @abstractmethod
+    def decode(self, features: Float[Tensor, "N H"]) -> PolicyOutput:
+        """Turn the memory's outputs into logits `[N,actions]` and values `[N]`."""
+
+    def unroll(self, obs: Obs, first: Mask, state: TensorDict, valid: Mask | None = None) -> PolicyStep:
+        """Encode all steps at once, run the memory over time, decode all steps at once."""
+        batch, obs = first.shape, self._prepare(obs, valid)
+        with autocast(self.precision, first.device):
+            x = self._call_compiled("encode", obs.flatten(0, len(batch) - 1)).unflatten(0, batch)
+            y, state = self.lstm.cell(x, state, first, valid)
+            output = self._call_compiled("decode", y.flatten(0, len(batch) - 1))
+        return self._finish(PolicyOutput(*(rows.unflatten(0, batch) for rows in output))), state
+
+
+def _rows_and_steps(td: TensorDictBase) -> tuple[int, int]:
+    """Return B and T, and write them into the batch as `batch` and `bptt` where they are absent."""
+    if td.batch_dims == 2:
+        B, T = td.batch_size
+    elif td.batch_dims == 1:
+        T = int(td["bptt"][0]) if "bptt" in td and td.numel() else 1
+        B = td.batch_size[0] // T
+        if td.batch_size[0] != B * T:
+            raise ContractError(f"A flat batch of {td.batch_size[0]} is not rows of bptt={T} steps.")
+    else:
+        raise ContractError(f"A policy takes batches [B] or [B,T]; this one is {td.batch_size}.")
+    for key, number in (("bptt", T), ("batch", B)):
+        if key in td and td.numel() and int(td[key].flatten()[0]) != number:
+            raise ContractError(f"td[{key!r}] is {td[key].flatten()[0]}; this is a batch of {B} rows of {T} steps.")
+        if key not in td:
+            device = device_of(td["env_obs"])
+            td[key] = torch.full(td.batch_size, number, dtype=torch.long, device=device)
+    return B, T

@@ -1,0 +1,68 @@
+"""POLICIES: policies by name; make_policy builds one for a world."""
+
+import inspect
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+
+from holdfast.errors import ConfigError
+from holdfast.policies.components.component_policy import ComponentPolicy
+from holdfast.policies.components.graph import find_graph
+from holdfast.policies.example import Example
+from holdfast.policies.fast import Fast
+from holdfast.policies.latent_attn import LatentAttnMed, LatentAttnSmall, LatentAttnTiny
+from holdfast.policies.lstm_wrapper import LSTMWrapper
+from holdfast.policies.recurrent_policy import RecurrentPolicy
+from holdfast.registry import Registry
+from holdfast.worlds.step import World, WorldSpec
+
+COMPONENT = "component:"
+BUILTIN = {
+    "fast": Fast,
+    "latent_attn_tiny": LatentAttnTiny,
+    "latent_attn_small": LatentAttnSmall,
+    "latent_attn_med": LatentAttnMed,
+    "example": Example,
+}
+POLICIES: Registry[LSTMWrapper] = Registry("policy", "policy=", "holdfast.policies", LSTMWrapper, BUILTIN)
+"""Policies by name. Add yours by `register_policy("name", Class)`, or in another package by an entry
+point of the group `holdfast.policies`."""
+register_policy = POLICIES.register
+
+
+def make_policy(name: str, world: World | WorldSpec, *, seed: int | None = None, **options: Any) -> LSTMWrapper:
+    """Build a policy for a world or its spec, by name or `package.module:Class`; `auto` is `fast`.
+
+    With a `seed` the initial weights depend on nothing else, and the global generator is not used.
+    """
+    build = find_policy("fast" if name == "auto" else name)
+    spec = world if isinstance(world, WorldSpec) else world.spec
+    try:
+        inspect.signature(build).bind(spec, **options)
+    except TypeError as error:
+        raise ConfigError(
+            f"policy={name} cannot be made ({error}); write def __init__(self, spec, hidden_size=64, "
+            "num_layers=1, **memory) and in it super().__init__(size, hidden_size, num_layers, **memory)."
+        ) from None
+    with nullcontext() if seed is None else torch.random.fork_rng(devices=[]):
+        if seed is not None:
+            torch.manual_seed(seed)
+        policy = build(spec, **options)
+    policy.bind(spec)
+    return policy
+
+
+def find_policy(name: str) -> Callable[..., LSTMWrapper]:
+    """Look up a policy by name, a graph by `component:NAME`, or a class by `package.module:Class`."""
+    if name.startswith(COMPONENT):
+        return partial(ComponentPolicy, graph=find_graph(name.removeprefix(COMPONENT)))
+    policy = POLICIES.find(name)
+    missing = sorted(getattr(policy, "__abstractmethods__", ()))
+    if missing and policy is not RecurrentPolicy:
+        raise ConfigError(f"policy={name}: {policy.__name__} lacks {' and '.join(missing)}.")
+    if missing or policy.forward is LSTMWrapper.forward:
+        raise ConfigError(f"policy={name}: {policy.__name__} is a base class; give a subclass of your own.")
+    return policy

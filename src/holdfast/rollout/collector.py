@@ -1,0 +1,319 @@
+"""Collector: world x policy -> Segments."""
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, cast
+
+import torch
+from tensordict import TensorDict
+
+from holdfast.errors import ContractError
+from holdfast.policies import LSTMWrapper
+from holdfast.policies.distributions import distribution_for, require_fit
+from holdfast.rollout.bootstrap import bootstrap_value, truncation_values
+from holdfast.rollout.nan_checks import raise_non_finite_outputs
+from holdfast.rollout.segments import POLICY_INPUTS, BurnIn, Segments, policy_td, segment_end_values
+from holdfast.rollout.statistics import EpisodeStatistics, Timer
+from holdfast.state_tree import get_field
+from holdfast.types import Bool, Float, Int, Tensor
+from holdfast.worlds import Step, World, tokens
+from holdfast.worlds.checked_world import checked, raise_violations
+from holdfast.worlds.save_restore import obs_from_tree, resume_world, rows_from_tree, step_from_tree, step_to_tree
+from holdfast.worlds.step import ALL, AsyncWorld, PartialStep, Restarted, as_slice, concat, select
+
+TAIL_KEYS = ("rewards", "dones", "truncateds", "values", "last_values")
+
+
+def step_to_td(step: Step, start: int, uniform: Tensor) -> TensorDict:
+    """Convert a world step to the TensorDict that a policy reads and the rollout buffer stores."""
+    leaves = {
+        "env_obs": step.obs,
+        "rewards": step.reward,
+        "dones": step.terminated,
+        "truncateds": step.truncated,
+        "first": step.first,
+        "valid": step.valid,
+        "trial": step.trial,
+    }
+    return policy_td(leaves, start=start, draws=uniform)
+
+
+class Turn(NamedTuple):
+    """Agents that act together: all of them in a synchronous world."""
+
+    agent_ids: Int[Tensor, " N"] | None
+    """On the CPU; none: all agents."""
+    rows: slice | Tensor
+    t: int | Tensor
+    """Their step in the rollout: one number if all agents share it, else `[N]` on the CPU."""
+    step: Step
+
+
+def async_turns(
+    groups: Sequence[Int[Tensor, " _"]], next_step: Step, length: int, recv: Callable[[], PartialStep]
+) -> Generator[Turn, None, Step]:
+    """Yield the agents that are ready to act, first all of `next_step`, `length` times each; return their next step."""
+    counts, device = torch.zeros(len(next_step.reward), dtype=torch.long), next_step.reward.device
+    ready = deque(PartialStep(rows, select(next_step, rows)) for rows in groups)
+    finished, num_finished = list[PartialStep](), 0
+    while num_finished < len(counts):
+        turn = ready.popleft() if ready else recv()
+        t = counts[turn.rows]
+        done = (t >= length).nonzero().flatten()
+        if len(done):
+            finished.append(PartialStep(turn.rows[done], select(turn.step, done)))
+            num_finished += len(done)
+            acting = (t < length).nonzero().flatten()
+            if not len(acting):
+                continue
+            turn, t = PartialStep(turn.rows[acting], select(turn.step, acting)), t[acting]
+        common = int(t[0]) if bool((t == t[0]).all()) else t
+        yield Turn(turn.rows, as_slice(turn.rows, device), common, turn.step)
+        counts[turn.rows] += 1
+    return concat(finished)
+
+
+class EntryStateRecorder:
+    """The states of all agents before step `at` of each segment, `[A,S]`."""
+
+    def __init__(self, read: Callable[[], TensorDict], agent: Tensor, length: int, horizon: int, at: int) -> None:
+        self._read, self._agent, self._horizon, self._at = read, agent, horizon, at
+        self.states = cast("TensorDict", read()[:, None].expand(len(agent), length // horizon).clone())
+
+    def record(self, rows: slice | Tensor, t: int | Tensor) -> None:
+        """Copy the states of the agents that are before step `at` of a segment."""
+        if isinstance(t, int):
+            if t % self._horizon == self._at:
+                self.states[rows, t // self._horizon] = self._read()[rows]
+            return
+        due = (t % self._horizon == self._at).nonzero().flatten()
+        if len(due):
+            agent = self._agent[rows][due.to(self._agent.device)]
+            self.states[agent, (t[due] // self._horizon).to(self._agent.device)] = self._read()[agent]
+
+
+class Collector:
+    """Collects `length` steps from every agent of a world, in segments of `horizon` steps.
+
+    Hidden states carry over between segments and between rollouts. The next rollout overwrites the tensors of the
+    returned segments. With `burn_in`, each segment comes with that many steps before it. `on_step` is called with every
+    step and its rows before the policy acts. With `trim_tokens`, token padding that all rows share is not stored.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        policy: LSTMWrapper,
+        *,
+        length: int,
+        horizon: int,
+        seed: int,
+        burn_in: int = 0,
+        trim_tokens: bool = True,
+        on_step: Callable[[Step, slice | Tensor], None] | None = None,
+    ) -> None:
+        self.world, self.policy = checked(world), policy
+        self.length, self.horizon, self.seed, self.burn_in = length, horizon, seed, burn_in
+        self._on_step = on_step
+        has_long_obs = bool(world.spec.features) and world.spec.obs_shape[0] > tokens.SHORTEST
+        self._trim_tokens = trim_tokens and policy.accepts_trimmed_obs and has_long_obs
+        self._actions = distribution_for(world.spec)
+        policy.require_bound(world.spec)
+        policy.store.allocate({0: world.agents})
+        self.next_step = self.world.reset()
+        """The step that the next rollout starts with."""
+        self._clock = 0
+        self._agent = torch.arange(world.agents, device=self.next_step.reward.device)
+        self._keys = [*policy.get_agent_experience_spec().keys(), "last_values"]
+        self._steps: TensorDict | None = None
+        self.next_burn_in: BurnIn | None = None
+        """The burn-in of the next rollout."""
+        self.episodes = EpisodeStatistics(world.agents, world.spec.parts, self._agent.device)
+        self.timer = Timer(self._agent.device)
+
+    @torch.no_grad()
+    def rollout(self, version: int) -> Segments:
+        """Collect one rollout with fixed weights."""
+        offsets = (0, (self.horizon - self.burn_in) % self.horizon) if self.burn_in else (0,)
+        sizes = (self._agent, self.length, self.horizon)
+        recorders = [EntryStateRecorder(self._state, *sizes, at) for at in offsets]
+        for turn in self._turns():
+            for recorder in recorders:
+                recorder.record(turn.rows, turn.t)
+            self._env_step(turn)
+        self._clock += self.length
+        assert self._steps is not None, "a rollout has at least one step"
+        raise_violations(self.world)
+        if self._agent.device.type != "cpu":
+            # On the CPU every step was checked.
+            valid, when = self._steps["valid"], f"the rollout up to step {self._clock}"
+            outputs = {key: torch.where(valid, self._steps[key], 0.0) for key in ("act_log_prob", "values")}
+            self._require_finite(outputs, valid.any(1), when)
+        return self._to_segments(self._steps, version, *(recorder.states for recorder in recorders))
+
+    def _turns(self) -> Iterator[Turn]:
+        """Yield the agents that act next, until each acted `length` times."""
+        world = self.world
+        if isinstance(world, AsyncWorld):
+            recv = partial(self._recv, world)
+            self.next_step = yield from async_turns(world.groups, self.next_step, self.length, recv)
+            return
+        for t in range(self.length):
+            yield Turn(None, ALL, t, self.next_step)
+
+    def _recv(self, world: AsyncWorld) -> PartialStep:
+        with self.timer.timing("world"):
+            turn = world.recv()
+        self.episodes.on_step(turn.step, as_slice(turn.rows, self._agent.device))
+        return turn
+
+    def _env_step(self, turn: Turn) -> None:
+        """Let the policy act for the agents of a turn, store the transition, and step the world."""
+        rows, step, actions = turn.rows, turn.step, self.policy.actions
+        clock = self._clock + turn.t
+        clock = clock if isinstance(clock, int) else clock.to(self._agent.device)
+        if self._on_step is not None:
+            self._on_step(step, rows)
+        with self.policy.store.subset(rows):
+            last_values = truncation_values(self.policy, self.world.spec, step)
+            with self.timer.timing("forward"):
+                td = self.policy(step_to_td(step, 0, actions.draws_for(self.seed, self._agent[rows], clock)))
+        for key in (actions.key, "actions", "act_log_prob", "values"):
+            if key not in td:
+                raise ContractError(
+                    f"The policy's output has no {key}; a rollout needs it: set td[{key!r}] in forward."
+                )
+        require_fit(actions, td[actions.key].shape[-1], self._actions)
+        self.episodes.on_action(step.valid, rows)
+        if step.reward.device.type == "cpu":
+            # Before the world acts on them. On a GPU the check would make the host wait until the rollout ends.
+            when = clock if isinstance(clock, int) else int(clock.max())
+            self._require_finite({key: td[key] for key in (actions.key, "values")}, step.valid, f"step {when}")
+        td["last_values"] = last_values
+        # Before the world steps: it may write its next step into the same tensors.
+        self._store(rows, turn.t, td.select(*self._keys))
+        with self.timer.timing("world"):
+            if turn.agent_ids is not None:
+                cast("AsyncWorld", self.world).send(turn.agent_ids, td["actions"])
+                return
+            self.next_step = self.world.step(td["actions"])
+        self.episodes.on_step(self.next_step)
+
+    def _store(self, rows: slice | Tensor, t: int | Tensor, transition: TensorDict) -> None:
+        """Write a transition into the rollout buffer."""
+        if self._steps is None:
+            # Here, because the dtypes are those of the policy's outputs.
+            size = (self.world.agents, self.length)
+            self._steps = cast(
+                "TensorDict", transition.apply(lambda leaf: leaf.new_zeros(*size, *leaf.shape[1:]), batch_size=size)
+            )
+        with self.timer.timing("copy"):
+            if isinstance(rows, slice) and not isinstance(t, int):
+                rows = self._agent[rows]
+            self._steps[rows, t] = transition
+
+    def _state(self) -> TensorDict:
+        return self.policy.store.read(0, self.world.agents)
+
+    def _require_finite(self, outputs: Mapping[str, Tensor], valid: Bool[Tensor, " A"], when: str) -> None:
+        """Check the outputs of valid agents for NaN and Inf."""
+        finite = {key: output.reshape(len(valid), -1).isfinite().all(1) for key, output in outputs.items()}
+        if not bool((torch.stack(list(finite.values())) | ~valid).all()):
+            raise_non_finite_outputs(self.policy, finite, valid, when)
+
+    def _to_segments(
+        self, steps: TensorDict, version: int, entry: TensorDict, burn_in_states: TensorDict | None = None
+    ) -> Segments:
+        """Split steps `[A, length]` into rows `[A * length / horizon, horizon]` with their tails."""
+        step = self.next_step
+        values = bootstrap_value(self.policy, self._state(), step.obs, step.first, step.trial, step.valid)
+        after = TensorDict(
+            {
+                "rewards": step.reward,
+                "dones": step.terminated,
+                "truncateds": step.truncated,
+                "values": torch.where(step.valid, values, _last_valid_value(steps)),
+                "last_values": truncation_values(self.policy, self.world.spec, step),
+            },
+            batch_size=[self.world.agents],
+        )
+        rows = steps.unflatten(1, (self.length // self.horizon, self.horizon))
+        if self._trim_tokens:
+            # Once per rollout, so that no update computes padding that all rows share.
+            rows["env_obs"] = tokens.shorten(rows["env_obs"])
+        rows["values_now"], rows["ratio"] = rows["values"].clone(), torch.ones_like(rows["values"])
+        tail = cast("TensorDict", torch.cat([rows[:, 1:, 0].select(*TAIL_KEYS), after[:, None]], dim=1))
+        tail["values"] = segment_end_values(steps["values"], steps, after, self.horizon)
+        return Segments(
+            rows.flatten(0, 1),
+            entry.flatten(0, 1),
+            tail.flatten(0, 1),
+            torch.full((len(rows) * rows.shape[1],), version, device=self._agent.device),
+            self.world.agents,
+            None if burn_in_states is None else self._burn_in(steps, burn_in_states),
+        )
+
+    def _burn_in(self, steps: TensorDict, states: TensorDict) -> BurnIn:
+        """Gather the steps before each row; before the first rollout they are invalid."""
+        shape = (self.length // self.horizon, self.horizon)
+        rows = steps.select(*POLICY_INPUTS, "actions").unflatten(1, shape)
+        ends = rows[:, :, self.horizon - self.burn_in :]
+        before = self.next_burn_in or BurnIn(_invalid_like(ends[:, 0]), self.policy.lstm.cell.initial(len(ends)))
+        self.next_burn_in = BurnIn(ends[:, -1].clone(), states[:, -1].clone())
+        entry = torch.cat([before.entry_state[:, None], states[:, :-1]], dim=1)
+        burn_in_steps = torch.cat([before.steps[:, None], ends[:, :-1]], dim=1)
+        return BurnIn(burn_in_steps.flatten(0, 1), entry.flatten(0, 1))
+
+    def state(self) -> dict[str, Any]:
+        """Return the next step, the episode statistics and the burn-in steps, as a plain tree."""
+        burn_in = self.next_burn_in
+        return {
+            "clock": self._clock,
+            "pending": step_to_tree(self.next_step),
+            "episodes": self.episodes.state(),
+            "burn_in": None
+            if burn_in is None
+            else {"steps": burn_in.steps.to_dict(), "entry": burn_in.entry_state.to_dict()},
+        }
+
+    def restore(self, saved: Any, world: Mapping[str, Any] | None, *, rollouts: int) -> Restarted | None:
+        """Restore collector and world; return the agents that had to restart, with cleared states."""
+        next_step = step_from_tree(get_field(saved, "pending", dict), self.next_step)
+        clock, agents = get_field(saved, "clock", int), self.world.agents
+        if clock != rollouts * self.length:
+            raise ContractError(f"Its clock is at {clock}; {rollouts} rollouts end at {rollouts * self.length}.")
+        self.episodes.restore(get_field(saved, "episodes", dict))
+        if self.burn_in and saved["burn_in"] is not None:
+            spec = self.policy.get_agent_experience_spec().select(*POLICY_INPUTS, "actions")
+            steps = rows_from_tree(saved["burn_in"], "steps", spec, (agents, self.burn_in))
+            entry = self.policy.lstm.cell.initial(agents)
+            entry = obs_from_tree(get_field(saved["burn_in"], "entry", dict), entry)
+            self.next_burn_in = BurnIn(steps, entry)
+        self.next_step, restarted = resume_world(self.world, world, next_step)
+        self._clock = clock
+        if restarted is not None:
+            # Whatever `memory.clear_on` says.
+            self.policy.store.reset_slice(0, restarted.mask)
+            self.episodes.reset_agents(restarted.mask)
+            if self.next_burn_in is not None:
+                self.next_burn_in.steps["valid"][restarted.mask] = False
+                initial = self.policy.lstm.cell.initial(int(restarted.mask.sum()))
+                self.next_burn_in.entry_state[restarted.mask] = initial
+        return restarted
+
+
+def _invalid_like(steps: TensorDict) -> TensorDict:
+    """Copy steps with the flags `valid`, `first` and `trial` false."""
+    invalid = steps.clone()
+    for key in ("valid", "first", "trial"):
+        invalid[key] = torch.zeros_like(invalid[key])
+    return invalid
+
+
+def _last_valid_value(steps: TensorDict) -> Float[Tensor, " A"]:
+    """Value of each agent's last valid step: the best estimate while the agent is invalid."""
+    valid = steps["valid"]
+    when = torch.where(valid, torch.arange(valid.shape[1], device=valid.device), -1).amax(1)
+    values = steps["values"].gather(1, when.clamp(min=0)[:, None])[:, 0]
+    return torch.where(when >= 0, values, 0.0)

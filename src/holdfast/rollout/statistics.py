@@ -1,0 +1,134 @@
+"""Episode returns and lengths; timers."""
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from holdfast.state_tree import get_tensor_like
+from holdfast.types import Bool, Tensor
+from holdfast.worlds import Step
+from holdfast.worlds.step import ALL
+
+
+class EpisodeStatistics:
+    """Returns and lengths of finished episodes, summed on the device, per world of a mixture."""
+
+    def __init__(self, agents: int, parts: tuple[tuple[str, int], ...], device: torch.device) -> None:
+        self._parts = parts
+        counts = [count for _, count in parts] or [agents]
+        # Columns: whether an episode ended, its return, its length.
+        self._running = torch.zeros(agents, 3, dtype=torch.float64, device=device)
+        self._acted = torch.zeros(agents, dtype=torch.bool, device=device)
+        self._part = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts)).to(device)
+        self._totals = torch.zeros(len(counts), 3, dtype=torch.float64, device=device)
+
+    def on_step(self, step: Step, rows: slice | Tensor = ALL) -> None:
+        """Count a world step of some agents; a reward without an action does not count."""
+        running = self._running[rows]
+        running[:, 1] += torch.where(self._acted[rows], step.reward, 0.0)
+        ended = step.terminated | step.truncated
+        running[:, 0] = ended
+        finished = torch.where(ended[:, None], running, 0.0)
+        self._totals.index_add_(0, self._part[rows], finished)
+        self._running[rows] = torch.where(ended[:, None], 0.0, running)
+
+    def on_action(self, valid: Tensor, rows: slice | Tensor = ALL) -> None:
+        """Count the actions of some agents."""
+        self._acted[rows] = valid
+        self._running[rows, 2] += valid
+
+    def pop(self) -> dict[str, float]:
+        """Return means since the last call, overall and per world of a mixture, and reset them."""
+        named = {"": self._totals.sum(0).tolist()}
+        if self._parts:
+            labels = [f"@{label}" for label, _ in self._parts]
+            named |= dict(zip(labels, self._totals.tolist(), strict=True))
+        self._totals.zero_()
+        metrics: dict[str, float] = {}
+        for label, (episodes, returns, lengths) in named.items():
+            metrics[f"charts/episodes{label}"] = episodes
+            if episodes:
+                metrics[f"charts/episodic_return{label}"] = returns / episodes
+                metrics[f"charts/episodic_length{label}"] = lengths / episodes
+        return metrics
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the sums of running episodes and the totals not popped yet."""
+        return {"running": self._running, "acted": self._acted, "totals": self._totals}
+
+    def restore(self, saved: Any) -> None:
+        """Restore what `state` returned."""
+        self._running, self._acted, self._totals = (
+            get_tensor_like(saved, key, like) for key, like in self.state().items()
+        )
+
+    def reset_agents(self, mask: Bool[Tensor, " A"]) -> None:
+        """Drop the running episodes of restarted agents."""
+        self._running[mask], self._acted = 0.0, self._acted & ~mask
+
+
+PHASES = ("world", "forward", "copy", "update")
+
+
+class Timer:
+    """Sums the seconds spent in each phase; on a GPU, where the host only launches work, by CUDA events."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_gpu = device.type == "cuda"
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
+
+    @contextmanager
+    def timing(self, phase: str) -> Iterator[None]:
+        """Add the time inside to a phase."""
+        if not self._on_gpu:
+            start = time.perf_counter()
+            yield
+            self._seconds[phase] += time.perf_counter() - start
+            return
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        yield
+        end.record()
+        self._events.append((phase, start, end))
+
+    def pop(self) -> dict[str, float]:
+        """Return the seconds of each phase since the last call, and reset them."""
+        if self._events:
+            self._events[-1][2].synchronize()
+        for phase, start, end in self._events:
+            self._seconds[phase] += start.elapsed_time(end) / 1000
+        seconds = dict(self._seconds)
+        self._seconds.clear()
+        self._events.clear()
+        return seconds
+
+
+class Throughput:
+    """Steps per second of each iteration, measured from the end of the one before, and time per phase."""
+
+    def __init__(self) -> None:
+        self._start = self._last = time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        """Duration of the run up to the end of its last iteration."""
+        return self._last - self._start
+
+    def restore(self, seconds: float) -> None:
+        """Continue counting from a duration."""
+        self._last = time.perf_counter()
+        self._start = self._last - seconds
+
+    def pop(self, timer: Timer, num_steps: int) -> dict[str, float]:
+        """End an iteration of `num_steps` steps; time outside all phases is `time/other`."""
+        seconds = timer.pop()
+        now = time.perf_counter()
+        elapsed, self._last = now - self._last, now
+        phases = {f"time/{phase}": seconds.get(phase, 0.0) for phase in PHASES}
+        phases["time/other"] = max(0.0, elapsed - sum(phases.values()))
+        return {"seconds": now - self._start, "charts/SPS": num_steps / elapsed, **phases}

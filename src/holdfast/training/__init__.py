@@ -1,0 +1,1 @@
+"""Training: set up, loop, save, evaluate; resume and stop."""

@@ -1,0 +1,302 @@
+"""Training: set up a run, then the loop: collect, update, log, save; then evaluate."""
+
+import re
+import shutil
+import sys
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from holdfast.build import build_policy, build_teachers, build_training_world, saved_policy_config, select_device
+from holdfast.checkpoint.format import environment
+from holdfast.checkpoint.manager import CheckpointManager
+from holdfast.checkpoint.run_dir import RunDir, create_run_dir, load_weights, policy_files
+from holdfast.config.run import Config, override
+from holdfast.errors import ConfigError
+from holdfast.evaluation.periodic_and_final import check_eval_worlds, final_evaluation, periodic_evaluation
+from holdfast.monitor import AgentTrace
+from holdfast.policies import LSTMWrapper
+from holdfast.recipes import find_recipe, recipe_for
+from holdfast.report.console import RunConsole, RunNotices
+from holdfast.report.metrics import MetricsFile
+from holdfast.report.text import config_difference, title_of
+from holdfast.report.trackers import Trackers, open_trackers, require_trackers
+from holdfast.rollout.nan_checks import require_finite_weights
+from holdfast.training.resume import ResumePoint, find_resume_point, locked_run
+from holdfast.training.stop import StopRequest, stop_on_signals
+from holdfast.training.trainer import Trainer
+from holdfast.trust import names_from, trusting
+from holdfast.worlds import WorldSpec, closing_world
+from holdfast.worlds.workers import WorkerPool
+
+Metrics = dict[str, int | float]
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What `train` returns."""
+
+    folder: Path
+    checkpoint: Path | None
+    policy: LSTMWrapper
+    spec: WorldSpec
+    metrics: dict[str, int | float]
+    """Metrics of the last iteration and of the final evaluation."""
+    finished: bool
+    """False if the run was stopped by a signal."""
+
+
+class MetricsLogger:
+    """Writes metrics to the run directory and to the trackers, if there are any."""
+
+    def __init__(self, file: MetricsFile, trackers: Trackers | None, latest: Metrics) -> None:
+        self._file, self._trackers, self.latest = file, trackers, latest
+
+    def log(self, metrics: Metrics) -> None:
+        """Write one line of metrics."""
+        self._file.write(metrics)
+        if self._trackers is not None:
+            self._trackers.write(metrics)
+        self.latest = metrics
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything the training loop needs."""
+
+    config: Config
+    device: torch.device
+    policy: LSTMWrapper
+    spec: WorldSpec
+    folder: RunDir
+    trainer: Trainer
+    console: RunConsole
+    notices: RunNotices
+    logger: MetricsLogger
+    checkpoints: CheckpointManager
+    stop: StopRequest
+
+
+def train(
+    recipe: str | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    resume: str | Path | None = None,
+    trust_code: bool | None = None,
+    command: str = "",
+) -> RunResult:
+    """Train a recipe, by default that of the world, with some keys overridden.
+
+    With `resume`, a run's folder, continue that run from its newest checkpoint, bit for bit. Code that the
+    config of a resumed run or of a teacher names is imported from installed packages; all of it with `trust_code`.
+    """
+    keys = dict(overrides or {})
+    with ExitStack() as stack:
+        stack.enter_context(trusting(trust_code))
+        if resume is None:
+            recipe = recipe or recipe_for(keys.get("world", keys.get("world.name")))
+            command = command or f"holdfast.train({recipe!r}, {keys!r})"
+            return _train_loop(_setup(stack, override(find_recipe(recipe), keys), command, recipe))
+        if recipe is not None:
+            raise ConfigError(f"{resume} resumes with its own config; leave out the recipe {recipe!r}.")
+        command = command or f"holdfast.train(resume={str(resume)!r}, overrides={keys!r})"
+        stack.enter_context(names_from(Path(resume)))
+        stack.enter_context(locked_run(Path(resume)))
+        resume_point = find_resume_point(Path(resume), keys)
+        return _train_loop(_setup(stack, resume_point.config, command, resume_point=resume_point))
+
+
+def _train_loop(run: Run) -> RunResult:
+    """Train until done or stopped, save, and evaluate."""
+    config, trainer, checkpoints, stop = run.config, run.trainer, run.checkpoints, run.stop
+    try:
+        if checkpoints.latest is None:
+            # Iteration 0, so that a run stopped in its first iteration can be resumed.
+            checkpoints.save_if_due(trainer.snapshot(None, run.folder.log_state()))
+        with run.console, stop.interruptible(signals=2):
+            while trainer.iteration < trainer.iterations and not stop.requested:
+                segments = trainer.collect()
+                checks = trainer.check_replay(segments)
+                metrics = trainer.update(segments) | checks
+                metrics |= _evaluate_if_due(run)
+                run.logger.log(metrics)
+                run.console.show(metrics)
+                evaluated, score = _score_of(config, metrics)
+                snapshot = trainer.snapshot(score, run.folder.log_state())
+                checkpoints.save_if_due(snapshot, evaluated=evaluated)
+            if not stop.requested:
+                require_finite_weights(run.policy, f"after iteration {trainer.iteration}")
+    finally:
+        # First of all, so that no later error can lose the last complete iteration.
+        message = checkpoints.save_final()
+        if sys.exception() is not None or stop.requested:
+            run.console.print(message)
+    if checkpoints.error is not None:
+        raise checkpoints.error
+    scores: Metrics | None = None
+    if not stop.requested:
+        with stop.interruptible(signals=1):
+            scores = _final_evaluation(run)
+    elif checkpoints.latest is not None:
+        # An interrupted update leaves weights that are in no checkpoint.
+        load_weights(run.policy, checkpoints.latest / "model.safetensors")
+    metrics = run.logger.latest
+    if scores:
+        run.notices.print_advice(scores)
+        run.logger.log({key: metrics[key] for key in ("iteration", "global_step")} | scores)
+    finished = scores is not None
+    return RunResult(run.folder.path, checkpoints.latest, run.policy, run.spec, metrics | (scores or {}), finished)
+
+
+def _setup(
+    stack: ExitStack, config: Config, command: str, recipe: str = "", resume_point: ResumePoint | None = None
+) -> Run:
+    """Build everything a run needs; `stack` closes what must be closed."""
+    device = select_device(config)
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    # Policies may draw from torch's global generators: seed them, and restore them after the run.
+    stack.enter_context(torch.random.fork_rng(devices=[device] if device.type == "cuda" else []))
+    torch.manual_seed(config.seed)
+    seed = config.seed if resume_point is None else resume_point.world_seed
+    world = stack.enter_context(closing_world(build_training_world(config, device, seed)))
+    policy_config = config if resume_point is None else saved_policy_config(resume_point.checkpoint, config)
+    policy = build_policy(policy_config, world, device)
+    check_eval_worlds(config, policy, device)
+    require_trackers(**_tracker_modes(config))
+    teachers = build_teachers(config, world, policy, resume_point and resume_point.folder.teachers)
+    trace = None if config.trace is None else AgentTrace(policy, world.agents, config.trace)
+    if resume_point is None:
+        folder = create_run_dir(config, config.run or _default_name(config), command, policy)
+        for teacher in teachers:
+            folder.keep_teacher(teacher.name, teacher.files)
+        stack.enter_context(folder.locked())
+    else:
+        # Locked since before its checkpoint was read.
+        folder = resume_point.folder
+    console = _make_console(config, folder, policy, device, resume_point)
+    if isinstance(world, WorkerPool):
+        world.set_log(console.alarm, folder.path / "lost_workers.txt")
+    if resume_point is None:
+        warnings = [teacher.unknown_names(world.spec) for teacher in teachers]
+        _print_banner(console, config, folder, recipe, warnings)
+    notices = RunNotices(console, config.trainer.bptt_horizon, trace, folder.path / "trace.txt")
+    trainer = Trainer(config, world, policy, teachers, notices)
+    if resume_point is not None:
+        resume_point.restore_into(trainer, console.print, command, policy)
+    return Run(
+        config,
+        device,
+        policy,
+        world.spec,
+        folder,
+        trainer,
+        console,
+        notices,
+        checkpoints=CheckpointManager(
+            folder,
+            policy_files(config, policy),
+            environment(device),
+            interval=config.trainer.checkpoint_interval,
+            keep=config.trainer.keep_checkpoints,
+            alarm=console.alarm,
+            resumed_from=resume_point and resume_point.checkpoint,
+        ),
+        logger=_make_logger(stack, config, folder, console, trainer, resume_point),
+        stop=stack.enter_context(stop_on_signals(console.print)),
+    )
+
+
+def _make_console(
+    config: Config, folder: RunDir, policy: LSTMWrapper, device: torch.device, resume_point: ResumePoint | None
+) -> RunConsole:
+    return RunConsole(
+        config.iterations,
+        title=title_of(config, folder.path.name, policy, device),
+        horizon=config.trainer.bptt_horizon,
+        first_iteration=0 if resume_point is None else resume_point.checkpoint.iteration,
+        precision=config.policy.precision,
+    )
+
+
+def _make_logger(
+    stack: ExitStack,
+    config: Config,
+    folder: RunDir,
+    console: RunConsole,
+    trainer: Trainer,
+    resume_point: ResumePoint | None,
+) -> MetricsLogger:
+    modes, trackers = _tracker_modes(config), None
+    try:
+        if modes:
+            step = None if resume_point is None else trainer.global_step
+            settings = config.model_dump(mode="json")
+            trackers = open_trackers(
+                folder.path, folder.path.name, settings, log=console.print, resumed_step=step, **modes
+            )
+            stack.enter_context(trackers)
+    except ConfigError:
+        if resume_point is None:
+            # Nothing was trained: leave no run directory.
+            shutil.rmtree(folder.path)
+        raise
+    file = stack.enter_context(closing(MetricsFile(folder.metrics)))
+    return MetricsLogger(file, trackers, {"iteration": trainer.iteration, "global_step": trainer.global_step})
+
+
+def _tracker_modes(config: Config) -> dict[str, str]:
+    """Return the keys of the trackers that are on, with their values."""
+    modes = {key: getattr(config, key) for key in ("tensorboard", "wandb", "trackio", "tracker")}
+    return {key: mode for key, mode in modes.items() if mode != "off"}
+
+
+def _evaluate_if_due(run: Run) -> Metrics:
+    """Evaluate after every `trainer.eval_interval` iterations."""
+    interval, iteration = run.config.trainer.eval_interval, run.trainer.iteration
+    # The final evaluation follows the last iteration. Where no episode ends, an evaluation would not either.
+    if not interval or iteration % interval or iteration == run.trainer.iterations or not run.trainer.episodes:
+        return {}
+    return periodic_evaluation(run.config, run.policy, run.device)
+
+
+def _score_of(config: Config, metrics: Metrics) -> tuple[bool, float | None]:
+    """Return whether the weights were evaluated, and their score: of the evaluation, or else of training."""
+    score = metrics.get("eval/return_mean" if config.trainer.eval_interval else "charts/episodic_return")
+    return "eval/return_mean" in metrics, None if score is None else float(score)
+
+
+def _final_evaluation(run: Run) -> Metrics:
+    if not run.trainer.episodes:
+        run.console.print("no episode ended during training, so there is no evaluation; try holdfast eval.")
+        return {}
+    episodes = run.config.trainer.eval_episodes
+    run.console.print(f"evaluating {episodes:,} episodes, with memory intact and cleared")
+    return final_evaluation(run.config, run.policy, run.device)
+
+
+def _default_name(config: Config) -> str:
+    world = re.sub(r"[^\w.+-]+", "-", config.world.name)
+    return f"{world}-{datetime.now():%Y%m%d-%H%M%S}"
+
+
+def _print_banner(console: RunConsole, config: Config, folder: RunDir, recipe: str, warnings: Iterable[str]) -> None:
+    if config.run and folder.path.name != config.run:
+        console.print(f"{config.runs_dir}/{config.run} exists; this run is {folder.path.name}.")
+    workers = config.trainer.num_workers
+    console.print(
+        f"run {folder.path} · {config.world.name} · {config.world.agents} agents"
+        f"{f' in {workers} worker' + 's' * (workers > 1) if workers else ''} · "
+        f"{config.iterations} iteration{'s' if config.iterations > 1 else ''} of "
+        f"{config.trainer.batch_size:,} steps · seed {config.seed} · recipe {recipe}"
+    )
+    difference = config_difference(find_recipe(recipe), config)
+    if difference is not None:
+        console.console.print(difference)
+    for warning in filter(None, warnings):
+        console.print(warning)

@@ -1,0 +1,200 @@
+"""Trainer: one rollout-and-update iteration, and all state a checkpoint must hold."""
+
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
+from typing import Any
+
+import torch
+
+from holdfast.checkpoint.format import Checkpoint, TrainingSnapshot
+from holdfast.checkpoint.run_dir import load_weights
+from holdfast.checkpoint.serialization import CorruptFileError, clone_tree
+from holdfast.config.run import Config
+from holdfast.config.trainer import TrainerConfig
+from holdfast.errors import ContractError, WorkerError, one_line
+from holdfast.learn import Learner, Teacher, trainer_config_at, weight_metrics
+from holdfast.monitor import TrainingMonitor
+from holdfast.monitor.replay_check import check_segments
+from holdfast.monitor.training_monitor import is_due
+from holdfast.policies import LSTMWrapper
+from holdfast.report.console import RunNotices
+from holdfast.rollout import Collector, Segments
+from holdfast.rollout.statistics import Throughput
+from holdfast.state_tree import get_field
+from holdfast.types import Tensor
+from holdfast.worlds import World
+from holdfast.worlds.save_restore import save_world
+from holdfast.worlds.step import Restarted
+
+MISMATCH_ERRORS = (ContractError, LookupError, TypeError, ValueError, RuntimeError, AttributeError, OverflowError)
+"""Exceptions raised when a checkpoint does not match this run."""
+
+
+class Trainer:
+    """Collects rollouts and updates the policy; saves and restores all training state."""
+
+    def __init__(
+        self,
+        config: Config,
+        world: World,
+        policy: LSTMWrapper,
+        teachers: Sequence[Teacher] = (),
+        notices: RunNotices | None = None,
+    ) -> None:
+        self._config, self._policy, self._teachers = config, policy, teachers
+        self._device = next(policy.parameters()).device
+        self._notices, self._throughput = notices or RunNotices(), Throughput()
+        self.iterations = config.iterations
+        """Iterations of the run."""
+        self.iteration = 0
+        """Complete iterations."""
+        self.global_step = 0
+        """Valid steps collected, over all agents."""
+        self.episodes = 0.0
+        """Finished episodes."""
+        self._worker_error: WorkerError | None = None
+        trainer = config.trainer
+        self._monitor = TrainingMonitor(policy, world.agents, trainer.monitor, total_steps=config.steps)
+        self._collector = Collector(
+            world,
+            policy,
+            length=config.rollout_length,
+            horizon=trainer.bptt_horizon,
+            seed=config.seed,
+            burn_in=trainer.burn_in if trainer.stale == "burn_in" else 0,
+            trim_tokens=all(teacher.policy.accepts_trimmed_obs for teacher in teachers),
+            on_step=self._monitor.resets.on_step,
+        )
+        self._learner = Learner(policy, trainer, config.seed)
+
+    def collect(self) -> Segments:
+        """Collect one rollout."""
+        if self._worker_error is not None:
+            raise self._worker_error
+        with self._monitor.resets.track():
+            segments = self._collector.rollout(version=self.iteration)
+        self._notices.rollout(segments, self.iteration)
+        return segments
+
+    def check_replay(self, segments: Segments) -> dict[str, float]:
+        """Check replay and clear on a rollout, in iterations where `trainer.check` is due; return metrics."""
+        if not is_due(self._config.trainer.check, self.iteration):
+            return {}
+        return check_segments(self._policy, segments)
+
+    def update(self, segments: Segments) -> dict[str, int | float]:
+        """Update the policy on a rollout, which completes the iteration; return its metrics."""
+        iteration, collector, monitor = self.iteration, self._collector, self._monitor
+        progress = iteration / self.iterations
+        config = trainer_config_at(self._config, progress)
+        with collector.timer.timing("update"):
+            outputs = [teacher.run(segments, self.global_step) for teacher in self._teachers]
+            teacher_outputs = [output for output in outputs if output is not None]
+            hooks = monitor.before_update(segments, iteration)
+            losses = self._learner.update(
+                segments, config, progress=progress, teacher_outputs=teacher_outputs, hooks=hooks
+            )
+            losses |= self._learner.refresh(segments, collector, config)
+        self._notices.update(iteration, losses)
+        self.global_step += segments.num_valid
+        self.iteration += 1
+        episodes = collector.episodes.pop()
+        self.episodes += episodes["charts/episodes"]
+        interval = config.analyze_weights_interval
+        return self._notices.on_metrics(
+            {
+                "iteration": self.iteration,
+                "global_step": self.global_step,
+                **self._throughput.pop(collector.timer, segments.num_valid),
+                **_scheduled_values(self._config, config),
+                **episodes,
+                **losses,
+                **monitor.pop_metrics(segments, self.global_step),
+                **(weight_metrics(self._policy) if interval and self.iteration % interval == 0 else {}),
+            },
+            monitor.memory_usage.alarm(),
+        )
+
+    @torch.no_grad()
+    def snapshot(self, score: float | None, log_state: Mapping[str, Any]) -> TrainingSnapshot:
+        """Copy all training state between two iterations; `log_state` is that of the run's log files."""
+        trainer = {
+            "episodes": self.episodes,
+            "seconds": self._throughput.seconds,
+            "reach": self._notices.reach,
+            "files": dict(log_state),
+            "collector": self._collector.state(),
+            "learner": self._learner.state(),
+            "monitor": self._monitor.state(),
+            "rng": _rng_state(self._device),
+        }
+        memories = {
+            "policy": self._policy.store.snapshot().as_tree(),
+            "teachers": {teacher.name: teacher.policy.store.snapshot().as_tree() for teacher in self._teachers},
+        }
+        return TrainingSnapshot(
+            self.iteration,
+            self.global_step,
+            clone_tree(self._policy.state_dict()),
+            clone_tree(trainer),
+            clone_tree(memories),
+            clone_tree(self._world_state()),
+            score,
+        )
+
+    def _world_state(self) -> dict[str, Any] | None:
+        """Save the world's state; a worker failure is raised by the next rollout, after this is saved."""
+        try:
+            return save_world(self._collector.world)
+        except WorkerError as error:
+            self._worker_error = error
+            return None
+
+    def restore(self, saved: Checkpoint) -> Restarted | None:
+        """Restore a checkpoint; return the agents whose worlds could not be restored: they start new episodes."""
+        trainer, memories, world = saved.trainer(), saved.memories(), saved.world()
+        try:
+            load_weights(self._policy, saved.path / "model.safetensors")
+            # Before the collector clears the memory of agents that start new episodes.
+            self._policy.store.restore_tree(get_field(memories, "policy", dict))
+            for teacher in self._teachers:
+                states = get_field(get_field(memories, "teachers", dict), teacher.name, dict)
+                teacher.policy.store.restore_tree(states)
+            self._learner.restore(get_field(trainer, "learner", dict))
+            collector = get_field(trainer, "collector", dict)
+            restarted = self._collector.restore(collector, world, rollouts=saved.iteration)
+            self.iteration, self.global_step = saved.iteration, saved.global_step or 0
+            self._monitor.restore(get_field(trainer, "monitor", dict), self.global_step)
+            self.episodes = get_field(trainer, "episodes", float)
+            self._throughput.restore(get_field(trainer, "seconds", float))
+            self._notices.reach = None if trainer["reach"] is None else get_field(trainer, "reach", int)
+            _restore_rng(get_field(trainer, "rng", dict), self._device)
+        except MISMATCH_ERRORS as error:
+            reason = ": " if isinstance(error, ContractError) else " does not match this run: "
+            raise CorruptFileError(f"{saved.path}{reason}{one_line(error)}") from error
+        if restarted is not None:
+            self._monitor.resets.reset_agents(restarted.mask)
+            for teacher in self._teachers:
+                teacher.reset_agents(restarted.mask)
+        return restarted
+
+
+def _rng_state(device: torch.device) -> dict[str, Tensor]:
+    """Return the state of torch's global generators, which policies with dropout draw from."""
+    cuda = {"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {}
+    return {"cpu": torch.get_rng_state()} | cuda
+
+
+def _restore_rng(saved: Mapping[str, Tensor], device: torch.device) -> None:
+    torch.set_rng_state(get_field(saved, "cpu", Tensor))
+    # A run saved on the CPU has no CUDA generator to restore.
+    if device.type == "cuda" and "cuda" in saved:
+        torch.cuda.set_rng_state(get_field(saved, "cuda", Tensor), device)
+
+
+def _scheduled_values(config: Config, current: TrainerConfig) -> dict[str, float]:
+    """Return the learning rate and the current value of every other scheduled key."""
+    keys = (schedule.key for schedule in config.schedule if schedule.key != "trainer.optimizer.learning_rate")
+    return {"charts/learning_rate": current.optimizer.learning_rate} | {
+        f"charts/scheduled@{key}": attrgetter(key.removeprefix("trainer."))(current) for key in keys
+    }

@@ -1,0 +1,241 @@
+"""CheckedWorld: a wrapper that raises at the first step that breaks the world contract."""
+
+import traceback
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, cast, runtime_checkable
+
+import torch
+
+from holdfast.errors import ContractError, HoldfastError, one_line
+from holdfast.state_tree import get_field, get_tensor_like
+from holdfast.types import Bool, Int, Shaped, Tensor
+from holdfast.worlds.obs import Obs, StepSchema, out_of_range, tensors_of
+from holdfast.worlds.save_restore import restore_world, save_world
+from holdfast.worlds.step import ALL, AsyncWorld, PartialStep, Restarted, Step, World
+
+T = TypeVar("T")
+VIOLATIONS = {
+    "reward": "got a reward that is not finite",
+    "obs": "got an observation that is not finite",
+    "outside": "got an observation outside of its discrete observation space",
+    "last_obs": "was truncated, and its last_obs is not finite",
+    "never": "was truncated, but the world declares truncates='never'; declare 'always' and give last_obs",
+    "again": "ends (terminated, truncated) a second time: set the end of an episode once",
+    "no end": "begins an episode (first), but the one it acted in has not ended (terminated or truncated)",
+    "no first": "acts on after its episode has ended: set first where the next one begins, valid=False until",
+}
+"""What can be wrong with an agent's row, in the order of precedence."""
+TRACKED = {
+    "over": torch.bool,
+    "acting": torch.bool,
+    "has_acted": torch.bool,
+    "violations": torch.long,
+    "violation_steps": torch.long,
+}
+"""State per agent: whether its episode is over, whether it acts now, whether it has acted in this episode; its first
+violations as a bit mask, and their step."""
+
+
+@runtime_checkable
+class Settleable(Protocol):
+    """A world that records violations on the device and raises them on request."""
+
+    def raise_violations(self) -> None:
+        """Raise the first violation, if any."""
+
+
+class Checked:
+    """Marker of worlds that raise at the first step that breaks the contract."""
+
+
+class CheckedWorld(Checked):
+    """A world with its contract checked at every step.
+
+    On the CPU violations are raised at once. On a GPU reading them would synchronize, so they are recorded on the
+    device, and `raise_violations()` is called once per rollout.
+    """
+
+    def __init__(self, world: World, name: str = "", first_agent: int = 0) -> None:
+        self.world, self.agents, self.spec = world, world.agents, world.spec
+        self.name = name or world.spec.name or type(world).__name__
+        # Agents of a mixture are numbered over all its worlds.
+        self._first_agent = first_agent
+        self._schema = StepSchema(world.spec, world.agents)
+        self._steps = -1
+        empty = torch.zeros(0)
+        self._over = self._acting = self._has_acted = self._violations = self._violation_steps = empty
+
+    def reset(self) -> Step:
+        """Start every agent's first episode."""
+        step = self._call(self.world.reset)
+        self._require(step, self._schema)
+        self._steps = 0
+        self._over = torch.ones_like(step.first)
+        self._acting, self._has_acted = torch.zeros_like(step.first), torch.zeros_like(step.first)
+        self._violations = torch.zeros(self.agents, dtype=torch.long, device=step.reward.device)
+        self._violation_steps = torch.full_like(self._violations, -1)
+        ends = step.terminated | step.truncated
+        for wrong, message in ((~step.first, "first is false"), (ends, "an end (terminated, truncated) is set")):
+            if bool(wrong.any()):
+                agent = self._first_agent + int(wrong.nonzero()[0])
+                raise self._error(f"agent {agent} starts its first episode, but {message}")
+        return self._check_step(step)
+
+    def step(self, actions: Shaped[Tensor, "A ..."]) -> Step:
+        """Take one action per agent."""
+        self._steps += 1
+        step = self._call(partial(self.world.step, actions))
+        self._require(step, self._schema)
+        return self._check_step(step)
+
+    def state(self) -> dict[str, Any] | None:
+        """Return the state of the world and of the checks."""
+        world = save_world(self.world)
+        if world is None:
+            return None
+        if self._steps < 0:
+            raise self._error("call reset() before state()")
+        tracked = {name: vars(self)[f"_{name}"].clone() for name in TRACKED}
+        return {"world": world, "steps": self._steps, **tracked}
+
+    def restore(self, state: Mapping[str, Any]) -> Restarted | None:
+        """Restore the world and the checks."""
+        steps = get_field(state, "steps", int)
+        likes = {name: torch.zeros(self.agents, dtype=dtype) for name, dtype in TRACKED.items()}
+        tracked = {f"_{name}": get_tensor_like(state, name, like) for name, like in likes.items()}
+        restarted = restore_world(self.world, get_field(state, "world", dict))
+        self._steps = steps
+        vars(self).update(tracked)
+        if restarted is not None:
+            mask, valid = restarted.mask, restarted.step.valid
+            self._to(mask.device)
+            self._over = self._over & ~mask
+            self._acting = torch.where(mask, valid, self._acting)
+            self._has_acted = torch.where(mask, valid, self._has_acted)
+        return restarted
+
+    def raise_violations(self) -> None:
+        """Raise the first violation, if any."""
+        raise_violations(self.world)
+        wrong = self._violations != 0
+        if not bool(wrong.any()):
+            return
+        first = torch.where(wrong, self._violation_steps, torch.iinfo(torch.long).max)
+        agent = int(first.argmin())
+        bits = int(self._violations[agent])
+        # The lowest set bit is the violation that comes first in the table.
+        violation = list(VIOLATIONS.values())[(bits & -bits).bit_length() - 1]
+        self._steps = int(first[agent])
+        raise self._error(f"agent {self._first_agent + agent} {violation}")
+
+    def _call(self, method: Callable[[], T]) -> T:
+        """Call a method of the world; its exceptions become errors of the world, with file and line."""
+        try:
+            return method()
+        except HoldfastError:
+            raise
+        except Exception as error:
+            *_, last = traceback.extract_tb(error.__traceback__)
+            where = f"{Path(last.filename).name}, line {last.lineno}"
+            raise self._error(f"it raised {type(error).__name__}: {one_line(error)} ({where})") from error
+
+    def _require(self, step: Step, schema: StepSchema) -> None:
+        """Require the shapes and dtypes of the spec."""
+        error, _ = schema.find_error(step)
+        if not error and self.spec.truncates == "always":
+            if step.last_obs is None:
+                error = (
+                    "there is no last_obs, and the world declares truncates='always'; give the last "
+                    "observation of truncated episodes, or declare truncates='never'"
+                )
+            else:
+                error, _ = schema.find_obs_error(step.last_obs, "last_obs")
+        if error:
+            raise self._error(error)
+
+    def _check_step(self, step: Step, rows: slice | Tensor = ALL) -> Step:
+        """Record the violations of a step of some rows; on the CPU, raise them."""
+        self._to(step.reward.device)
+        ends = step.terminated | step.truncated
+        was_over, acting, has_acted = self._over[rows], self._acting[rows], self._has_acted[rows]
+        over = was_over | ends
+        last_obs = torch.zeros_like(ends)
+        if step.last_obs is not None:
+            last_obs = step.truncated & _not_finite(step.last_obs)
+        masks = {
+            "reward": acting & ~step.reward.isfinite(),
+            "obs": step.valid & _not_finite(step.obs),
+            "outside": step.valid & out_of_range(step.obs, self.spec.observation_space),
+            "last_obs": last_obs,
+            "never": step.truncated if self.spec.truncates == "never" else torch.zeros_like(ends),
+            "again": ends & was_over,
+            "no end": step.first & has_acted & ~over,
+            "no first": step.valid & over & ~step.first,
+        }
+        self._over[rows], self._acting[rows] = over & ~step.first, step.valid
+        self._has_acted[rows] = (has_acted & ~step.first) | step.valid
+        bit = 1 << torch.arange(len(masks), device=ends.device)
+        wrong = (torch.stack([*masks.values()], dim=1) * bit).sum(1)
+        new = (self._violations[rows] == 0) & (wrong != 0)
+        self._violations[rows] = torch.where(new, wrong, self._violations[rows])
+        self._violation_steps[rows] = torch.where(new, self._steps, self._violation_steps[rows])
+        if step.reward.device.type == "cpu":
+            self.raise_violations()
+        return step
+
+    def _to(self, device: torch.device) -> None:
+        """Move to the device of the world; a restored state may be on another one."""
+        if self._over.device != device:
+            vars(self).update({f"_{name}": vars(self)[f"_{name}"].to(device) for name in TRACKED})
+
+    def _error(self, message: str) -> ContractError:
+        when = "reset()" if self._steps <= 0 else f"step {self._steps}"
+        return ContractError(f"World {self.name}, {when}: {message}.")
+
+
+class CheckedAsyncWorld(CheckedWorld):
+    """An AsyncWorld with its contract checked at every step."""
+
+    def __init__(self, world: AsyncWorld) -> None:
+        super().__init__(world)
+        self._async_world, self.groups, self._receives = world, world.groups, 0
+
+    def send(self, rows: Int[Tensor, " N"], actions: Shaped[Tensor, "N ..."]) -> None:
+        """Start the steps of some agents."""
+        self._call(partial(self._async_world.send, rows, actions))
+
+    def recv(self) -> PartialStep:
+        """Wait for the steps of some agents."""
+        # One receive per group is one step.
+        self._steps += self._receives % len(self.groups) == 0
+        self._receives += 1
+        part = self._call(self._async_world.recv)
+        rows = part.rows
+        if bool((rows.bincount(minlength=self.agents) > 1).any()) or int(rows.max()) >= self.agents:
+            raise self._error(f"recv() returns rows {rows.tolist()}; there are agents 0 to {self.agents - 1}")
+        self._require(part.step, StepSchema(self.spec, len(rows)))
+        self._check_step(part.step, rows.to(part.step.reward.device))
+        return part
+
+
+def checked(world: World) -> World:
+    """Wrap a world in a CheckedWorld, unless it is Checked."""
+    if isinstance(world, Checked):
+        return cast("World", world)
+    return CheckedAsyncWorld(world) if isinstance(world, AsyncWorld) else CheckedWorld(world)
+
+
+def raise_violations(world: World) -> None:
+    """Raise the first violation that a world has recorded, if any."""
+    if isinstance(world, Settleable):
+        world.raise_violations()
+
+
+def _not_finite(obs: Obs) -> Bool[Tensor, " A"]:
+    leaves = tensors_of(obs)
+    masks = [~leaf.isfinite().reshape(len(leaf), -1).all(1) for leaf in leaves if leaf.is_floating_point()]
+    if not masks:
+        return torch.zeros(len(leaves[0]), dtype=torch.bool, device=leaves[0].device)
+    return torch.stack(masks).any(0)

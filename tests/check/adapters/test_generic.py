@@ -1,0 +1,222 @@
+"""Adapters of modules and functions: errors of policies that cannot be tested, and the choice of adapter."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from gymnasium import spaces
+from torch import nn
+
+import holdfast
+from helpers import foreign_policies as foreign
+from helpers.small_policy import OnlySpec, Small, make_small
+from holdfast.check import adapters
+from holdfast.check.adapters import CleanRL, Functions, HoldfastPolicy, PolicyAdapter, Puffer, RawModule
+from holdfast.errors import ConfigError, ContractError
+
+pytestmark = pytest.mark.usefixtures("annotations_asleep")
+
+
+class Raises(Small):
+    def encode(self, obs):
+        raise ValueError("out of cheese")
+
+
+class SaysNaN(Small):
+    def decode(self, features):
+        thoughts = super().decode(features)
+        return thoughts._replace(values=thoughts.values * torch.nan)
+
+
+def half_the_rows(module, obs, state, first):
+    outputs, state = foreign.clear_then_step(module, obs, state, first)
+    return {"y": outputs["y"][:4]}, state
+
+
+class GrowingState(foreign.Stepper):
+    def forward(self, x, state, first):
+        y, after = super().forward(x, None if state is None else state[:, :16], first)
+        return y, after if state is None else torch.cat([state, after], 1)
+
+
+class SaysWholeNumbers(foreign.Stepper):
+    def forward(self, x, state, first):
+        y, state = super().forward(x, state, first)
+        return y.argmax(-1), state
+
+
+class Elsewhere(foreign.Sequence):
+    def forward(self, x, state):
+        return super().forward(x + torch.zeros(5, device="meta"), state)
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        (
+            lambda: make_small(Raises),
+            "cannot act one step: ValueError: out of cheese (obs: float32 [8, 5])",
+        ),
+        (
+            lambda: make_small(SaysNaN),
+            "act returns 'values' that is not finite, first for agent 0",
+        ),
+        (lambda: foreign.functions(act=half_the_rows), "act returns 'y' [4, 3]; it must begin"),
+        (
+            lambda: RawModule(GrowingState(), obs=5, layout="step", initial=lambda m, n: torch.zeros(n, 16)),
+            "keeps its",
+        ),
+        (lambda: RawModule(SaysWholeNumbers(), obs=5), "int64; outputs must be floating-point"),
+    ],
+    ids=["raises", "nan", "shape", "state", "dtype"],
+)
+def test_preflight_error_of_a_broken_policy(policy, message):
+    with pytest.raises(ContractError) as caught:
+        holdfast.check(policy(), *([] if isinstance(policy(), PolicyAdapter) else [OnlySpec()]))
+    assert message in str(caught.value)
+
+
+def test_policy_that_raises_breaks_the_law():
+    laws = holdfast.check(RawModule(foreign.Raises(), obs=5))
+    assert not laws.ok
+    assert "the policy raised ValueError: out of cheese" in laws["clear"].finding
+
+
+def test_policy_on_another_device_is_refused():
+    with pytest.raises(ContractError, match="meta"):
+        holdfast.check(Elsewhere())
+
+
+def test_policy_on_the_meta_device_is_refused():
+    with pytest.raises((ContractError, ConfigError), match="meta"):
+        holdfast.check(nn.LSTM(5, 16, device="meta"))
+
+
+def test_adapt_refuses_what_no_adapter_fits():
+    with pytest.raises(ConfigError, match=r"not dict.*holdfast.check.adapters.Functions"):
+        holdfast.check({})
+    with pytest.raises(ContractError, match=r"Linear cannot be called as \(x, state\)"):
+        holdfast.check(nn.Linear(5, 3))
+    with pytest.raises(ConfigError, match=r"check\(policy, obs=\(4,\)\)"):
+        holdfast.check(foreign.Looks())
+    with pytest.raises(ConfigError, match=r"as RawModule, which has no .depth."):
+        holdfast.check(nn.LSTM(5, 16), depth=3)
+    with pytest.raises(ConfigError, match="Dict"):
+        holdfast.check(nn.LSTM(5, 16), obs=spaces.Dict({}))
+
+
+@pytest.mark.parametrize(
+    ("policy", "options", "kind"),
+    [
+        (lambda: nn.LSTM(5, 16), {}, RawModule),
+        (foreign.Agent, {"actions": 3}, CleanRL),
+        (lambda: foreign.Swims(True), {"obs": 5}, Puffer),
+        (make_small, {"world": OnlySpec()}, HoldfastPolicy),
+        (lambda: "fast", {}, HoldfastPolicy),
+    ],
+    ids=["module", "cleanrl", "puffer", "holdfast", "name"],
+)
+def test_adapt_chooses_the_adapter(policy, options, kind):
+    assert type(adapters.adapt(policy(), **options)) is kind
+
+
+class Fancy(nn.GRU):
+    pass
+
+
+class FancyAdapter(RawModule):
+    @classmethod
+    def fits(cls, policy):
+        return isinstance(policy, Fancy)
+
+
+def test_adapter_of_another_package_takes_precedence(monkeypatch):
+    adapters.ADAPTERS.register("fancy", FancyAdapter)
+    assert type(adapters.adapt(Fancy(5, 16))) is FancyAdapter
+    assert type(adapters.adapt(nn.GRU(5, 16))) is RawModule
+    monkeypatch.setattr(FancyAdapter, "fits", lambda policy: isinstance(policy, nn.GRU))
+    monkeypatch.setattr(adapters, "entry_points", lambda group: [SimpleNamespace(name="fancy")])
+    assert type(adapters.adapt(nn.GRU(5, 16))) is FancyAdapter
+
+
+def test_half_precision_module_is_checked_in_float32():
+    assert holdfast.check(nn.GRU(5, 16).bfloat16())["replay"].ok
+
+
+class OnlyFloat32(foreign.Sequence):
+    """Converts observations to float32, as numpy buffers do."""
+
+    def forward(self, x, state):
+        return super().forward(x.float(), state)
+
+
+def test_float32_only_policy_is_measured_without_float64():
+    laws = holdfast.check(OnlyFloat32())
+    assert laws.ok, {name: law.finding for name, law in laws.items() if not law.ok}
+    assert "not measured in float64" in laws.notes[-1]
+    assert all("f64" not in part.what for law in laws.values() for part in law.parts)
+
+
+def from_zeros(module, obs, actions, state, first):
+    return foreign.replay_in_pieces(module, obs, actions, foreign.zero_state(module, len(obs)), first)
+
+
+def test_float32_only_policy_with_small_outputs_is_diagnosed():
+    small_outputs = OnlyFloat32()
+    nn.init.orthogonal_(small_outputs.outwards.weight, 0.01)
+    laws = holdfast.check(foreign.functions(small_outputs, replay=from_zeros))
+    assert not laws["replay"].ok
+    assert laws["replay"].pattern.name == "replay starts from zeros"
+
+
+def test_observation_space_of_one_element_is_refused():
+    with pytest.raises(ConfigError, match="observation space has one element"):
+        holdfast.check(foreign.Names(), obs=spaces.Discrete(1))
+
+
+def test_functions_adapter_calls_value():
+    batches = []
+
+    def value(module, obs, state, first):
+        batches.append(len(obs))
+        return module(obs[None], state["h"])[0][0]
+
+    laws = holdfast.check(foreign.functions(value=value))
+    assert laws["pure"].ok
+    assert batches
+    assert isinstance(foreign.functions(), Functions)
+
+
+@pytest.mark.parametrize("layout", ["time first", "batch first", "sideways"])
+def test_wrong_layout_is_refused(layout):
+    core = nn.GRU(5, 16, batch_first=layout == "time first")
+    with pytest.raises((ContractError, ConfigError), match=r"exactly one axis|choose from 'time first'"):
+        RawModule(core, layout=layout)
+
+
+def test_inferred_layout_is_noted():
+    assert RawModule(nn.GRU(5, 16)).notes == ("called as x [T,B,...]: inferred by calling it",)
+    assert "with first" in RawModule(foreign.Stepper(), obs=5).notes[0]
+
+
+def test_state_of_other_objects_is_refused():
+    class Box:
+        pass
+
+    with pytest.raises(ContractError, match=r"has a Box.*tensors in tuples"):
+        holdfast.check(foreign.functions(initial=lambda module, rows: Box()))
+
+
+def test_integer_observations_are_noted_as_without_gradients():
+    laws = holdfast.check(foreign.Names(), obs=spaces.Discrete(7))
+    assert any("gradients from step to step were not measured" in note for note in laws.notes)
+
+
+def test_number_of_threads_is_restored():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        holdfast.check(nn.GRUCell(3, 4))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,108 @@
+"""Numbers that change over a run, given by their keys."""
+
+import pytest
+
+from holdfast.config.run import Config, override, read_config
+from holdfast.config.trainer import SCHEDULED, Schedule
+from holdfast.errors import ConfigError
+from holdfast.learn import trainer_config_at
+from holdfast.recipes import find_recipe
+
+BASE = override(find_recipe("recall"), {"schedule": "none"})
+RATE = "trainer.optimizer.learning_rate"
+
+
+def error_message(overrides, base=BASE):
+    with pytest.raises(ConfigError) as caught:
+        override(base, overrides)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def number(config, key, progress):
+    found = trainer_config_at(config, progress)
+    for part in key.split(".")[1:]:
+        found = getattr(found, part)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "middle"),
+    [("linear", 0.5e-3), ("cosine", 0.5e-3), ("exponential", 1e-4), ("logarithmic", 2.66e-4)],
+)
+def test_schedule_goes_from_value_to_end(kind, middle):
+    config = override(BASE, {RATE: 1e-3, f"schedule.{RATE}": f"{kind}:1e-5"})
+    assert config.schedule == (Schedule(key=RATE, kind=kind, end=1e-5),)
+    assert number(config, RATE, 0.0) == 1e-3
+    assert number(config, RATE, 0.5) == pytest.approx(middle, rel=0.02)
+    assert number(config, RATE, 1.0) == 1e-5
+
+
+def test_all_scheduled_keys():
+    for key in SCHEDULED:
+        start = number(BASE, key, 0.0)
+        config = override(BASE, {key: 0.4 if start is None else start, f"schedule.{key}": "linear:0.5"})
+        assert number(config, key, 1.0) == 0.5
+        assert number(config, key, 0.5) == pytest.approx((number(config, key, 0.0) + 0.5) / 2)
+        # All others stay.
+        moved = trainer_config_at(config, 0.5).model_dump()
+        still = config.trainer.model_dump()
+        differ = {
+            name for name in still if name not in ("optimizer", "ppo", "sampling") and still[name] != moved[name]
+        } | {
+            f"{branch}.{name}"
+            for branch in ("optimizer", "ppo", "sampling")
+            for name in still[branch]
+            if still[branch][name] != moved[branch][name]
+        }
+        assert differ <= {key.removeprefix("trainer.")}
+
+
+def test_schedule_override_and_constant():
+    two = {f"schedule.{RATE}": "linear:0", "schedule.trainer.ppo.ent_coef": "cosine:0.01"}
+    config = override(BASE, two)
+    assert {each.key for each in config.schedule} == {RATE, "trainer.ppo.ent_coef"}
+    other = override(config, {f"schedule.{RATE}": "exponential:1e-5"})
+    assert [each.kind for each in other.schedule if each.key == RATE] == ["exponential"]
+    assert [each.key for each in override(config, {f"schedule.{RATE}": "constant"}).schedule] == [
+        "trainer.ppo.ent_coef"
+    ]
+    assert override(config, {"schedule": "none"}).schedule == ()
+    assert read_config(config.model_dump_json()) == config
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "line"),
+    [
+        ("ent_coef", "linear:0", "did you mean schedule.trainer.ppo.ent_coef?"),
+        ("trainer.ppo.entcoef", "linear:0", "did you mean trainer.ppo.ent_coef?"),
+        ("trainer.batch_size", "linear:0", "that is no number which is read in every iteration"),
+        ("world.delay", "linear:4", "that is no number which is read in every iteration"),
+        (RATE, "linear", "write KIND:END, for example linear:0, or constant for no schedule."),
+        (RATE, "linaer:0", "there is no 'linaer'; did you mean linear?"),
+        (RATE, "linear:x", "valid number"),
+        (RATE, "exponential:0", "an exponential needs both above 0: use linear or cosine."),
+        ("trainer.ppo.gamma", "linear:2", "less than or equal to 1"),
+        ("trainer.ppo.target_kl", "linear:1", "it is none; give trainer.ppo.target_kl=NUMBER to start from."),
+    ],
+)
+def test_schedule_errors(key, value, line):
+    assert line in error_message({f"schedule.{key}": value})
+
+
+def test_config_constructor_checks_schedules():
+    with pytest.raises(ValueError, match="it is read once, when a run starts, or is no number"):
+        Config(schedule=(Schedule(key="trainer.bptt_horizon", kind="linear", end=4),))
+    assert "write schedule.KEY=KIND:END" in error_message({"schedule": "linear"})
+
+
+def test_schedule_none_applies_first():
+    recall, single = find_recipe("recall"), {"schedule.trainer.ppo.clip_coef": "linear:0.01"}
+    for overrides in ({"schedule": "none", **single}, {**single, "schedule": "none"}):
+        assert [each.key for each in override(recall, overrides).schedule] == ["trainer.ppo.clip_coef"]
+
+
+def test_schedule_text_round_trip():
+    config = override(BASE, {"schedule.trainer.ppo.gamma": "linear:0.99912345"})
+    key, _, value = f"schedule.{config.schedule[0]}".partition("=")
+    assert override(BASE, {key: value}) == config

@@ -1,0 +1,117 @@
+"""The first non-finite tensor of a minibatch is named, with its step and agents."""
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+
+from helpers.one_update import learn_from
+from helpers.scripted_world import make_reader, random_script
+from holdfast.config.trainer import PPOConfig
+from holdfast.learn.nan_report import NonFiniteReport
+from holdfast.learn.ppo import compute_loss, compute_targets
+from holdfast.rollout import Collector
+from holdfast.rollout.nan_checks import NonFiniteError
+
+A, T = 4, 5
+PPO = PPOConfig(gamma=0.9, gae_lambda=0.8, ent_coef=0.01)
+
+
+def collect(policy, gone=0.0):
+    """Collect two segments of each agent, with small rewards."""
+    collector = Collector(random_script(A, 12, 0, gone=gone), policy, length=2 * T, horizon=T, seed=0)
+    segments = copy.deepcopy(collector.rollout(0))
+    for steps in (segments.steps, segments.tail):
+        steps["rewards"] = torch.sin(steps["rewards"])
+    return segments
+
+
+def message_of(policy, segments, loss_function=None, index=None, targets=None):
+    """Return the error of a report on some rows."""
+    index = torch.arange(len(segments)) if index is None else torch.tensor(index)
+    rows = segments.rows(index)
+    targets = compute_targets(segments, PPO) if targets is None else targets
+    loss_function = loss_function or partial(compute_loss, policy, ppo=PPO)
+    report = NonFiniteReport(policy, segments, index, rows, targets.rows(index), [], loss_function)
+    with pytest.raises(NonFiniteError) as caught:
+        report.raise_("here", at_once=2)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+def test_non_finite_reward_raises_and_weights_stay(poison):
+    policy = make_reader()
+    segments = collect(policy)
+    segments.steps["rewards"][0, 2] = poison
+    before = copy.deepcopy(policy.state_dict())
+    with pytest.raises(NonFiniteError) as caught:
+        learn_from(policy, segments, PPO, epochs=2, rows=8)
+    assert str(caught.value) == (
+        "iteration 1, epoch 1, minibatch 1: rewards is not finite: agent 0, first agent 0, step 2 of the "
+        "rollout; the weights are those before this minibatch."
+    )
+    assert all(torch.equal(before[name], weight) for name, weight in policy.state_dict().items())
+
+
+def test_weights_are_named_before_what_they_cause():
+    policy = make_reader()
+    segments = collect(policy)
+    segments.steps["rewards"][3, 2] = torch.nan
+    with torch.no_grad():
+        policy.outwards.weight[0, 1] = torch.inf
+    message = message_of(policy, segments)
+    assert message.startswith("here: weights are not finite: outwards.weight (1 of 24).")
+
+
+def test_stored_steps_are_named_by_agent_and_step_of_the_rollout():
+    policy = make_reader()
+    segments = collect(policy)
+    # Row 3 is the second segment of agent 1: its step 2 is step 7 of the rollout.
+    segments.steps["env_obs"][3, 2] = torch.nan
+    segments.steps["act_log_prob"][4, 0] = torch.nan
+    assert message_of(policy, segments, index=[4, 3]) == (
+        "here: env_obs is not finite: agent 1, first agent 1, step 7 of the rollout; "
+        "the weights are those before this minibatch."
+    )
+    assert "act_log_prob is not finite: agent 2, first agent 2, step 0" in message_of(policy, segments, index=[4, 5])
+
+
+def test_invalid_steps_are_not_reported():
+    policy = make_reader()
+    segments = collect(policy)
+    targets = compute_targets(segments, PPO)
+    segments.steps["valid"][0, 1] = False
+    segments.steps["rewards"][0, 1] = torch.nan
+    segments.steps["values"][5, 4] = torch.nan
+    message = message_of(policy, segments, targets=targets)
+    assert message.startswith("here: values is not finite: agent 2, first agent 2, step 9 of the rollout")
+
+
+def infinite_gradient(outputs, rows, targets, teacher_outputs):
+    """Return a finite loss; its gradient is infinite for rows of agent 3."""
+    zero = (outputs["values"] - outputs["values"].detach()).abs()
+    mask = rows.steps["env_obs"][..., 0] >= 3000
+    loss = zero[mask].sqrt().sum() + zero[~mask].sum()
+    return loss, {"losses/value_loss": loss}
+
+
+def test_gradients_are_named_with_the_agents_that_cause_them():
+    policy = make_reader()
+    message = message_of(policy, collect(policy), infinite_gradient)
+    assert message.startswith("here: not finite: the gradient of ")
+    assert message.endswith("; agent 3; the weights are those before this minibatch.")
+    assert all(weight.grad is None for weight in policy.parameters())
+
+
+def infinite_sum(outputs, rows, targets, teacher_outputs):
+    """Return a loss that is not finite though all its terms and gradients are."""
+    return outputs["values"].sum() + torch.inf, {"losses/value_loss": outputs["values"].sum()}
+
+
+def test_infinite_sum_of_finite_terms_is_blamed_on_a_coefficient():
+    policy = make_reader()
+    assert message_of(policy, collect(policy), infinite_sum) == (
+        "here: not finite: the loss, of finite terms: a coefficient is too large; no row of it alone; "
+        "the weights are those before this minibatch."
+    )

@@ -1,0 +1,92 @@
+"""How large, how old and how near its bounds a memory is."""
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from helpers.monitored_policies import POLICIES, graph, stored
+from helpers.small_policy import make_small
+from holdfast.memory import GRU, LSTM, MinLSTM, MultiCell, NoMemory, saturation
+from holdfast.monitor.state_audit import state_metrics
+
+
+@pytest.mark.parametrize("kind", POLICIES)
+def test_state_norm_of_all_leaves(kind):
+    policy = POLICIES[kind]()
+    stored(policy)
+    found = state_metrics(policy)
+    tree = policy.store.snapshot().tree
+    rows = torch.stack([torch.cat([leaf[a].flatten() for leaf in tree.values()]) for a in range(len(tree))])
+    assert found["memory/state_norm"] == pytest.approx(float(rows.norm(dim=1).mean()), rel=1e-6)
+    assert found["memory/state_norm_max"] == pytest.approx(float(rows.norm(dim=1).max()), rel=1e-6)
+    assert found["memory/state_norm_max"] > found["memory/state_norm"] > 0
+    assert ("memory/saturation" in found) == (kind != "minlstm")
+
+
+def test_state_metrics_cover_all_slices():
+    policy = make_small(num_layers=1)
+    policy.store.allocate({0: 2, 2: 3})
+    policy.store.view(2)["h"][:] = 1.0
+    found = state_metrics(policy)
+    assert found["memory/state_norm_max"] == pytest.approx(4.0)
+    assert found["memory/state_norm"] == pytest.approx(3 / 5 * 4.0)
+
+
+def test_state_metrics_without_memory_or_agents():
+    policy = make_small(memory="none")
+    stored(policy)
+    assert state_metrics(policy) == {}
+    assert state_metrics(make_small()) == {}
+
+
+def test_state_metrics_change_nothing():
+    policy = graph()
+    stored(policy)
+    before = policy.store.snapshot().tree
+    state_metrics(policy)
+    assert (policy.store.snapshot().tree == before).all()
+
+
+def state(cell, **leaves):
+    found = cell.initial(2)
+    for name, numbers in leaves.items():
+        found[name] = torch.tensor(numbers).reshape(found[name].shape)
+    return found
+
+
+def test_an_lstm_is_saturated_where_its_cell_is_far_out():
+    # tanh(2.09) is 0.9698, tanh(2.10) is 0.9705
+    cell = LSTM(3, 4)
+    far = state(cell, h=[1.0] * 8, c=[0.0, 2.09, 2.1, -2.1, 5.0, -9.0, 0.1, -2.09])
+    assert saturation(cell, far) == 4 / 8
+
+
+def test_a_gru_is_saturated_where_it_is_near_one():
+    cell = GRU(3, 4)
+    assert saturation(cell, state(cell, h=[0.96, 0.98, -0.98, -0.96, 0.0, 0.0, 0.0, 0.0])) == 2 / 8
+
+
+def test_what_has_no_bounds_is_not_saturated():
+    for cell in (MinLSTM(3, 4), NoMemory(3, 4)):
+        assert saturation(cell, cell.initial(2)) is None
+
+
+def test_in_a_bundle_every_unit_counts_that_has_bounds():
+    bundle = MultiCell({"a": LSTM(3, 4), "b": MinLSTM(2, 5), "c": MultiCell({"d": GRU(2, 1)})})
+    states = bundle.initial(2)
+    states["a.c"][0, 0, :3] = 7.0
+    states["b.h"][:] = 50.0
+    states["c.d.h"][1] = 0.99
+    assert saturation(bundle, states) == pytest.approx(4 / 10)
+
+
+def test_a_cell_of_ones_own_needs_to_say_nothing_of_bounds():
+    class Mine(NoMemory.__base__):
+        def initial(self, batch):
+            return TensorDict({"sum": torch.full((batch, 3), 9.0)}, batch_size=[batch])
+
+        def forward(self, x, state, clear, valid=None): ...
+
+        def reference_forward(self, x, state, clear, valid=None): ...
+
+    assert saturation(Mine(2, 3), Mine(2, 3).initial(2)) is None

@@ -1,0 +1,315 @@
+"""Code that a file names is not imported without trust: not from the Hub, and locally from installed packages only."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import holdfast
+from helpers.small_runs import LEAST, sign
+from holdfast import trust
+from holdfast.build import build_policy, build_world
+from holdfast.checkpoint.format import TrainingSnapshot, policy_manifest, write_checkpoint
+from holdfast.checkpoint.run_dir import create_run_dir
+from holdfast.cli import main
+from holdfast.config.run import Config, PolicyConfig, override, read_config
+from holdfast.errors import ConfigError
+from holdfast.trust import NameSource, names_from
+from holdfast.worlds import closing_world, make_world
+from holdfast.worlds.gym import GymWorld
+
+PAYLOAD = {
+    "name": "gym:subprocess:Popen",
+    "agents": 1,
+    "options": {"args": "touch PWNED", "shell": True},
+}
+SMALL = {"trainer": {"batch_size": 32, "minibatch_size": 32, "bptt_horizon": 8}}
+EVIL = "from pathlib import Path\nPath('PWNED').touch()\n"
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("sys.dont_write_bytecode", True)
+    Path("stranger.py").write_text(EVIL)
+    Path("strange-r.py").write_text(EVIL)
+    yield
+    assert not Path("PWNED").exists()
+
+
+def folder_of(config, graph=None):
+    folder = Path("theirs")
+    folder.mkdir(exist_ok=True)
+    text = config if isinstance(config, str) else json.dumps(config)
+    files = {"model.safetensors": b"", "config.json": text.encode()}
+    files |= {} if graph is None else {"agent.yaml": graph.encode()}
+    for name, data in {**files, "checkpoint.json": policy_manifest(files)}.items():
+        (folder / name).write_bytes(data)
+    return folder
+
+
+def part(world):
+    return [{"world": world, "weight": 1.0}]
+
+
+def loaders(folder):
+    pytest.importorskip("huggingface_hub")
+    yield lambda: holdfast.load(folder, trust_code=False)
+    yield lambda: holdfast.load(f"hub:./{folder}")
+    yield lambda: holdfast.Player.from_pretrained(folder)
+
+
+CONFIGS = {
+    "subprocess:Popen": {**SMALL, "world": PAYLOAD},
+    "stranger:game": {**SMALL, "world": {"name": "mettagrid:stranger:game", "agents": 4}},
+    "stranger:Env-v0": {**SMALL, "world": {"name": "gym:stranger:Env-v0", "agents": 4}},
+    "stranger": {**SMALL, "world": {"name": "pettingzoo:stranger", "agents": 4}},
+    "stranger:make": {**SMALL, "world": {"name": "pettingzoo:stranger:make", "agents": 4}},
+    "stranger:World": {"world": {"name": "stranger:World"}},
+    "stranger:Wrapper": {**SMALL, "world": {"name": "gym:CartPole-v1", "agents": 4, "wrappers": ["stranger:Wrapper"]}},
+    "stranger:Inside": {
+        **SMALL,
+        "world": {"name": "gym:GymV26Environment-v0", "agents": 4, "options": {"id": "stranger:Inside"}},
+    },
+    "stranger:Part": {"world": {"name": "mixture", "parts": part({"name": "stranger:Part"})}},
+    "stranger:Typed": {"world": {"name": "mixture", "parts": "recall + stranger:Typed"}},
+    "stranger:Exam": {"trainer": {"eval_worlds": part({"name": "stranger:Exam"})}},
+    "strange-r:Env-v0": {**SMALL, "world": {"name": "gym:strange-r:Env-v0", "agents": 4}},
+    "stranger:Policy": {"policy": {"name": "stranger:Policy"}},
+    "stranger:Cell": {"policy": {"memory": "stranger:Cell"}},
+}
+REFUSAL = "names code that would be imported and run: {}"
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_config_that_names_code_is_rejected_before_import(name):
+    folder = folder_of(CONFIGS[name])
+    for load in loaders(folder):
+        with pytest.raises(ConfigError) as caught:
+            load()
+        assert REFUSAL.format(f"{name}, from ") in str(caught.value)
+        assert "pass --trust-code; in Python, trust_code=True" in str(caught.value)
+
+
+GRAPH = """
+about: "read this: nothing here is imported"
+components:
+  _obs_: {component: "stranger:Eye", size: 8}
+  _core_: {component: Memory, cell: lstm, sources: [_obs_]}
+  _action_: {component: Actions, sources: [_core_]}
+  _value_: {component: Values, sources: [_core_]}
+"""
+
+
+def test_graph_that_names_code_is_rejected():
+    for load in loaders(folder_of({"policy": {"name": "component:x.yaml"}}, GRAPH)):
+        with pytest.raises(ConfigError, match=r"imported and run: stranger:Eye, from "):
+            load()
+
+
+def test_graph_elsewhere_is_rejected_although_a_harmless_one_lies_beside_the_config():
+    policy = holdfast.make_policy("component:example", make_world("recall"))
+    run = create_run_dir(Config(run="x"), "x", "", policy)
+    Path("other").mkdir()
+    Path("other/evil.yaml").write_text(GRAPH)
+    config = Config(policy=PolicyConfig(name="component:other/evil.yaml"))
+    snapshot = TrainingSnapshot(1, 0, policy.state_dict(), {}, {}, None, None)
+    write_checkpoint(run.checkpoints, snapshot, {"config.json": config.model_dump_json().encode()}, {})
+    # The manifest does not list it, so it is not the graph that is built.
+    (run.checkpoints / "000001" / "agent.yaml").write_text(policy.graph.text)
+    for trust_code in (False, None):
+        with pytest.raises(ConfigError, match=r"000001 names code .*: stranger:Eye"):
+            holdfast.load(run.path, trust_code=trust_code)
+
+
+def test_folder_in_the_working_directory_does_not_shadow_the_hub(monkeypatch):
+    hub = pytest.importorskip("huggingface_hub")
+    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", True)
+    folder_of({})
+    for load in (lambda: holdfast.load("hub:theirs"), lambda: holdfast.Player.from_pretrained("theirs")):
+        with pytest.raises(ConfigError, match=r"hub:theirs cannot be fetched: .*For the folder, write \./theirs\."):
+            load()
+
+
+def run_with(policy):
+    """Train a run whose config then names another policy, as that of another author would."""
+    folder = holdfast.train("recall", {**LEAST, "runs_dir": "."}).folder
+    checkpoint = (folder / "checkpoints" / "latest").resolve()
+    config = json.loads((checkpoint / "config.json").read_text())
+    config["policy"]["name"] = policy
+    (checkpoint / "config.json").write_text(json.dumps(config))
+    sign(checkpoint)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        ["eval", "x"],
+        ["check", "x"],
+        ["export", "x", "--to", "torch"],
+        ["train", "--resume", "x", "trainer.total_timesteps=64"],
+        ["train", "recall", "run=y", "trainer.teachers=x"],
+    ],
+    ids=["eval", "check", "export", "resume", "teacher"],
+)
+def test_verbs_import_code_of_a_run_only_if_it_is_trusted(verb, capsys):
+    run_with("not_mine:Policy")
+    Path("not_mine.py").write_text("from pathlib import Path\nPath('imported').touch()\n")
+    capsys.readouterr()
+    assert main(verb) == 2
+    error = capsys.readouterr().err
+    assert REFUSAL.format("not_mine:Policy") in error
+    assert f"from {Path.cwd()}/not_mine.py. If you trust its author, pass --trust-code" in error
+    assert not Path("imported").exists()
+    assert main([*verb, "--trust-code"]) == 2
+    assert "not_mine has no class Policy" in capsys.readouterr().err
+    assert Path("imported").exists()
+    sys.modules.pop("not_mine")
+
+
+def test_code_of_installed_packages_is_imported(capsys):
+    run_with("holdfast.policies.fast:Fast")
+    assert main(["eval", "x", "--episodes", "2", "--seeds", "1"]) == 0
+
+
+def test_standard_library_is_not_an_installed_package():
+    with pytest.raises(ConfigError, match=r"imported and run: subprocess:Popen"):
+        holdfast.load(folder_of(CONFIGS["subprocess:Popen"]))
+
+
+@pytest.mark.parametrize("name", ["strange-r:Env-v0", "stranger:Inside", "stranger:Wrapper"])
+def test_local_config_that_names_code_of_the_working_directory_is_rejected(name):
+    with pytest.raises(ConfigError, match=rf"imported and run: {name}, from "):
+        holdfast.load(folder_of(CONFIGS[name]))
+
+
+def test_tracker_of_a_resumed_run_is_not_imported():
+    folder = holdfast.train("recall", {**LEAST, "runs_dir": "."}).folder
+    checkpoint = (folder / "checkpoints" / "latest").resolve()
+    config = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(json.dumps({**config, "tracker": "stranger:Tracker"}))
+    sign(checkpoint)
+    with pytest.raises(ConfigError, match=r"imported and run: stranger:Tracker"):
+        holdfast.train(None, {"trainer.total_timesteps": 64}, resume=folder)
+
+
+def test_functions_of_installed_packages_are_not_called():
+    for name in ("gym:gymnasium:make", "mettagrid:gymnasium:make", "torch.hub:load"):
+        config = {**SMALL, "world": {"name": name, "agents": 4, "options": {"id": "CartPole-v1"}}}
+        if name.startswith("torch"):
+            config["world"].pop("options")
+        with pytest.raises(ConfigError, match=r"a function that would be called|a world is made as"):
+            holdfast.load(folder_of(config))
+
+
+def test_module_inside_the_folder_is_not_an_installed_package(monkeypatch):
+    folder = folder_of({"policy": {"name": "theirs.evil:Policy"}})
+    (folder / "__init__.py").write_text("")
+    (folder / "evil.py").write_text(EVIL)
+    monkeypatch.setattr(trust, "_editable_folders", lambda: [Path.cwd()])
+    with pytest.raises(ConfigError, match=r"imported and run: theirs.evil:Policy"):
+        holdfast.load(folder)
+
+
+def test_workers_of_a_resumed_run_import_only_trusted_wrappers():
+    keys = {"world": "gym:CartPole-v1", "trainer.num_workers": 1, "trainer.async_factor": 1, "runs_dir": "."}
+    folder = holdfast.train(None, {**LEAST, **keys}).folder
+    checkpoint = (folder / "checkpoints" / "latest").resolve()
+    config = json.loads((checkpoint / "config.json").read_text())
+    config["world"]["wrappers"] = ["stranger:Wrapper"]
+    (checkpoint / "config.json").write_text(json.dumps(config))
+    sign(checkpoint)
+    with pytest.raises(ConfigError, match=r"imported and run: stranger:Wrapper"):
+        holdfast.train(None, {"trainer.total_timesteps": 64}, resume=folder)
+
+
+def test_trusted_config_calls_only_environments():
+    with pytest.raises(ConfigError, match=r"Popen'> is not a subclass of gymnasium.Env"):
+        holdfast.load(folder_of({**SMALL, "world": PAYLOAD}), trust_code=True)
+
+
+def test_trusted_code_is_imported():
+    Path("trusted_by_me.py").write_text("from pathlib import Path\nPath('imported').touch()\n")
+    folder = folder_of({"policy": {"name": "trusted_by_me:Mine"}})
+    pytest.importorskip("huggingface_hub")
+    with pytest.raises(ConfigError, match="has no class Mine"):
+        holdfast.Player.from_pretrained(folder, trust_code=True)
+    assert Path("imported").exists()
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {},
+        {"world": "gym:CartPole-v1", "world.options": "{max_episode_steps: 9}"},
+        {"world": "popgym:RepeatPreviousEasy"},
+        {"world": "mettagrid:tmaze", "world.resources": "ore,gem"},
+        {"world": "envpool:CartPole-v1", "world.vector": "async"},
+        {"world": "mixture", "world.parts": "recall delay=4 + recall delay=8"},
+        {"trainer.eval_worlds": "recall delay=16 + recall delay=32"},
+        {"agent": "latent_attn_tiny"},
+        {"policy": "fast", "policy.memory": "gru", "schedule.trainer.optimizer.learning_rate": "linear:0"},
+    ],
+)
+def test_registered_names_are_not_code(keys):
+    text = override(Config(), keys).model_dump_json()
+    with names_from(NameSource("theirs", trust_code=False)):
+        config = read_config(text)
+        if not config.world.name.startswith("envpool"):
+            with closing_world(build_world(config, torch.device("cpu"), agents=8, seed=0)) as world:
+                build_policy(config, world, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("config", "graph", "message"),
+    [
+        ("{", None, "config.json: this is not a config of this version"),
+        ("[]", None, "config.json: this is not a config of this version"),
+        ("[" * 100_000, None, "config.json: this is not a config of this version"),
+        ("{}", "{", "agent.yaml"),
+        ("{}", "&a [*a]", "agent.yaml"),
+    ],
+)
+def test_unreadable_config_or_graph_raises(config, graph, message):
+    folder = folder_of(config, graph)
+    for load in loaders(folder):
+        with pytest.raises(ConfigError, match=message):
+            load()
+
+
+def test_fifo_instead_of_a_graph_raises():
+    os.mkfifo("pipe.yaml")
+    # A writer, so that opening it does not block.
+    handle = os.open("pipe.yaml", os.O_RDWR | os.O_NONBLOCK)
+    with pytest.raises(ConfigError, match=r"pipe.yaml is no file"):
+        holdfast.load(folder_of({"policy": {"name": "component:pipe.yaml"}}), trust_code=False)
+    os.close(handle)
+
+
+class Marks:
+    """Neither an environment nor a world; its constructor leaves a file."""
+
+    def __init__(self, agents=1, **options):
+        Path("PWNED").touch()
+
+
+def test_class_that_is_no_environment_is_not_called():
+    for env in ("test_trust:Marks", Marks):
+        with pytest.raises(ConfigError, match=r"Marks'> is not a subclass of gymnasium.Env"):
+            GymWorld(1, env=env)
+    with pytest.raises(ConfigError, match=r"Marks'>; a world has agents, spec, reset\(\) and step"):
+        make_world("test_trust:Marks", agents=1)
+
+
+def test_newest_checkpoint_of_a_run_is_checked():
+    policy = holdfast.make_policy("fast", make_world("recall"))
+    run = create_run_dir(Config(run="x"), "x", "", policy)
+    snapshot = TrainingSnapshot(1, 0, policy.state_dict(), {}, {}, None, None)
+    write_checkpoint(run.checkpoints, snapshot, {"config.json": json.dumps(CONFIGS["subprocess:Popen"]).encode()}, {})
+    with pytest.raises(ConfigError, match=r"000001 names code .*: subprocess:Popen"):
+        holdfast.load(run.path, trust_code=False)

@@ -1,0 +1,43 @@
+"""The museum shows every trap as it is tested."""
+
+import ast
+
+import pytest
+
+from traps.trap_catalogue import TRAPS
+from traps.trap_page import HEADING, ROOT, section_of
+
+CODE = ast.parse((ROOT / "tests" / "traps" / "test_traps.py").read_text()).body
+TESTS = {node.name: ast.unparse(node) for node in CODE if isinstance(node, ast.FunctionDef)}
+
+
+def test_all_eighteen_traps_are_there_in_order():
+    assert [trap.number for trap in TRAPS] == list(range(1, 19))
+    assert len({trap.name for trap in TRAPS}) == len(TRAPS)
+
+
+@pytest.mark.parametrize("trap", TRAPS, ids=lambda trap: trap.name)
+def test_a_trap_has_the_test_that_bears_its_name(trap):
+    assert f"only_the_trap_fails({trap.number})" in TESTS[trap.test]
+
+
+def test_every_test_of_a_trap_is_in_the_list():
+    assert {name for name in TESTS if name.startswith("test_")} == {trap.test for trap in TRAPS}
+
+
+@pytest.mark.parametrize("trap", TRAPS, ids=lambda trap: trap.name)
+def test_the_page_says_what_the_list_says(trap):
+    section = section_of(trap)
+    title, _, rest = section.partition("\n")
+    assert title.lower() == f"{trap.number}. {trap.name.lower()}"
+    assert rest.strip().splitlines()[0] == trap.story
+    limit, source = f"may be {trap.bound:g}: {trap.size}", f"seen in: {trap.reported_in}"
+    for told in (f"caught by: {trap.caught}", limit, source):
+        assert f"{told}\n" in f"{rest}\n"
+    assert f"test: `tests/traps/test_traps.py::{trap.test}`\n" in rest
+
+
+def test_the_page_shows_nothing_else():
+    _, _, section = (ROOT / "docs" / "museum" / "index.md").read_text().partition(f"\n{HEADING}\n")
+    assert section.count("\n### ") == len(TRAPS)
+    assert section.strip().startswith(f"{len(TRAPS)} bugs")
