@@ -15,7 +15,7 @@ from holdfast.cli import main
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("annotations_asleep")]
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_default_recipe_learns_with_memory(tmp_path, capsys, seed):
     run = holdfast.train("recall", {"seed": seed, "run": "x", "runs_dir": str(tmp_path)})
     assert run.metrics["eval/return_mean"] >= 0.95
@@ -50,10 +50,10 @@ def test_every_policy_learns_with_memory(tmp_path, policy, steps):
 
 @pytest.mark.parametrize("truncate", [False, True])
 def test_replay_is_exact_over_a_complete_run(tmp_path, truncate):
-    keys = {"world.delay": "4..24", "world.truncate": truncate, "trainer.total_timesteps": 4e5}
+    keys = {"world.delay": "4..24", "world.truncate": truncate, "trainer.total_timesteps": 2e5}
     run = holdfast.train("recall", {**keys, "run": "x", "runs_dir": str(tmp_path)})
     *lines, _ = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
-    assert len(lines) > 90
+    assert len(lines) > 45
     assert max(line["memory/replay_error"] for line in lines) <= 1e-5
     assert max(line["memory/replay_value_error"] for line in lines) <= 1e-5
     assert holdfast.check(run.policy, holdfast.make_world("recall", agents=8)).ok
@@ -94,7 +94,7 @@ def test_compiled_training_gives_the_same_weights(tmp_path):
             torch.testing.assert_close(weight, other, atol=1e-3, rtol=1e-2)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_correct_policies_pass_all_laws(seed):
     laws = holdfast.check(make_small(seed=seed), OnlySpec())
     assert laws.ok, {name: law.finding for name, law in laws.items() if not law.ok}

@@ -44,7 +44,7 @@ def test_key_value_is_learned_with_memory(tmp_path):
 
 
 def test_forage_memory_survives_trials(tmp_path):
-    intact, cleared = learn(tmp_path, "forage", world__reach=1, trainer__total_timesteps=200_000)
+    intact, cleared = learn(tmp_path, "forage")
     assert intact >= 0.95
     assert cleared <= 0.08
 

@@ -10,12 +10,9 @@ from holdfast.report.metrics import METRICS
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("annotations_asleep")]
 
 
-@pytest.mark.parametrize(
-    ("recipe", "without", "seed"),
-    [("popgym_repeat_first", -0.4, 0), ("popgym_cartpole", 0.75, 0), ("popgym_cartpole", 0.75, 2)],
-)
-def test_popgym_is_learned_with_memory(tmp_path, recipe, without, seed):
-    run = holdfast.train(recipe, {"seed": seed, "run": "x", "runs_dir": str(tmp_path)})
+@pytest.mark.parametrize(("recipe", "without"), [("popgym_repeat_first", -0.4), ("popgym_cartpole", 0.75)])
+def test_popgym_is_learned_with_memory(tmp_path, recipe, without):
+    run = holdfast.train(recipe, {"run": "x", "runs_dir": str(tmp_path)})
     assert run.metrics["eval/return_mean"] >= 0.97
     assert run.metrics["eval/return_mean_memory_cleared"] <= without
     assert run.metrics["memory/replay_error"] <= 1e-5
@@ -46,11 +43,10 @@ def test_autoreset_modes_give_the_same_training(tmp_path):
     assert invalid == pytest.approx(sum(line["charts/episodes"] for line in after[:-1]), abs=64)
 
 
-@pytest.mark.parametrize("vector", ["sync", "async"])
-def test_a_pole_in_envpool_is_learnt_as_gymnasiums_is(tmp_path, vector):
-    """Of Gymnasium's, five seeds got 296 to 500 with their memories, and 36 to 42 without (docs/dev/log)."""
+def test_async_envpool_cartpole_is_learned_with_memory(tmp_path):
+    """Five seeds of Gymnasium's returned 296 to 500 with memory, and 36 to 42 without (docs/dev/log)."""
     pytest.importorskip("envpool")
-    keys = {"world.vector": vector, "run": "x", "runs_dir": str(tmp_path)}
+    keys = {"world.vector": "async", "run": "x", "runs_dir": str(tmp_path)}
     run = holdfast.train("envpool_cartpole", keys)
     assert run.metrics["eval/return_mean"] >= 200
     assert run.metrics["eval/return_mean_memory_cleared"] <= 75
