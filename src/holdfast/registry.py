@@ -107,7 +107,7 @@ class Registry(Mapping[str, type[Base]], Generic[Base]):
         if name not in self and ":" not in name:
             names = sorted(self)
             hint = did_you_mean(name, names, f"there is {', '.join(names)}.")
-            raise ConfigError(f"There is no {self.what} {name!r}; {hint} Your own goes by package.module:Class.")
+            raise ConfigError(f"There is no {self.what} {name!r}; {hint} For your own, write package.module:Class.")
 
     def _load(self, point: EntryPoint) -> type[Base]:
         try:

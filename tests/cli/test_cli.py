@@ -143,7 +143,7 @@ def test_missing_tracker_package_names_its_extra(refused, monkeypatch):
 
 def test_unknown_component_graph_suggests_one(refused):
     line = refused("agent=fats")
-    assert line == "There is no component graph 'fats'; did you mean fast? Your own goes by its file, NAME.yaml."
+    assert line == "There is no component graph 'fats'; did you mean fast? For your own, write its file, NAME.yaml."
     assert "No such file" in refused("agent=configs/agent/mine.yaml")
 
 

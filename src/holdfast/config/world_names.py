@@ -95,7 +95,7 @@ def world_config_class(name: str) -> type[WorldConfig]:
         return _config_of_user_world(name)
     words = [word for word in FAMILIES if ":" not in word and not _takes_id(word)]
     hint = did_you_mean(name, words, f"there is {', '.join(map(usage, FAMILIES))}.")
-    raise ConfigError(f"world.name={name}: there is no such world; {hint} Your own goes by package.module:Class.")
+    raise ConfigError(f"world.name={name}: there is no such world; {hint} For your own, write package.module:Class.")
 
 
 @lru_cache

@@ -84,7 +84,7 @@ def find_graph(name: str) -> Graph:
     if not builtin.exists() and not local.exists():
         names = sorted({file.stem for folder in (BUILTIN, LOCAL) for file in folder.glob("*.yaml")})
         hint = did_you_mean(name, names, f"there is {', '.join(names)}.")
-        raise ConfigError(f"There is no component graph {name!r}; {hint} Your own goes by its file, NAME.yaml.")
+        raise ConfigError(f"There is no component graph {name!r}; {hint} For your own, write its file, NAME.yaml.")
     return read_graph(builtin if builtin.exists() else local)
 
 
