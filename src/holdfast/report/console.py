@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.live import Live
 
+from holdfast.errors import writing
 from holdfast.monitor import AgentTrace, advice, shapes
 from holdfast.monitor.replay_check import replay_alarm
 from holdfast.report.dashboard import Dashboard, memory_cells
@@ -182,5 +183,5 @@ class RunNotices:
             for line in lines:
                 self._print(line)
         if self._file is not None:
-            with self._file.open("a", encoding="utf-8") as file:
+            with writing(self._file), self._file.open("a", encoding="utf-8") as file:
                 file.write("\n".join(lines) + "\n")
