@@ -156,12 +156,16 @@ class RunNotices:
             if iteration + 1 == TRACED_ITERATIONS:
                 self._print(f"agent {self._trace.agent}: the trace continues in {self._file}")
 
+    def alarm(self, text: str) -> None:
+        """Show an alarm; "": there is none."""
+        if text:
+            self._alarm(text)
+
     def on_metrics(self, metrics: dict[str, int | float], alarm: str) -> dict[str, int | float]:
         """Record the gradient reach, show an alarm if there is one, and return the metrics."""
         if "memory/gradient_reach" in metrics:
             self.reach = int(metrics["memory/gradient_reach"])
-        if alarm:
-            self._alarm(alarm)
+        self.alarm(alarm)
         return metrics
 
     def print_advice(self, scores: Mapping[str, float]) -> None:
