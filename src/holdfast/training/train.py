@@ -262,7 +262,7 @@ def _evaluate_if_due(run: Run) -> Metrics:
     # The final evaluation follows the last iteration. Where no episode ends, an evaluation would not either.
     if not interval or iteration % interval or iteration == run.trainer.iterations or not run.trainer.episodes:
         return {}
-    return periodic_evaluation(run.config, run.policy, run.device)
+    return periodic_evaluation(run.config, run.policy, run.device, log=run.console.print)
 
 
 def _score_of(config: Config, metrics: Metrics) -> tuple[bool, float | None]:
@@ -277,7 +277,7 @@ def _final_evaluation(run: Run) -> Metrics:
         return {}
     episodes = run.config.trainer.eval_episodes
     run.console.print(f"evaluating {episodes:,} episodes, with memory intact and cleared")
-    return final_evaluation(run.config, run.policy, run.device)
+    return final_evaluation(run.config, run.policy, run.device, log=run.console.print)
 
 
 def _default_name(config: Config) -> str:
