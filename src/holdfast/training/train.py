@@ -12,11 +12,19 @@ from typing import Any
 
 import torch
 
-from holdfast.build import build_policy, build_teachers, build_training_world, saved_policy_config, select_device
+from holdfast.build import (
+    build_policy,
+    build_teachers,
+    build_training_world,
+    saved_policy_config,
+    select_device,
+    total_memory,
+)
 from holdfast.checkpoint.format import environment
 from holdfast.checkpoint.manager import CheckpointManager
 from holdfast.checkpoint.run_dir import RunDir, create_run_dir, load_weights, policy_files
 from holdfast.config.run import Config, override
+from holdfast.config.sizes import check_sizes, explaining_allocations
 from holdfast.errors import ConfigError
 from holdfast.evaluation.periodic_and_final import check_eval_worlds, final_evaluation, periodic_evaluation
 from holdfast.monitor import AgentTrace
@@ -158,6 +166,8 @@ def _setup(
 ) -> Run:
     """Build everything a run needs; `stack` closes what must be closed."""
     device = select_device(config)
+    check_sizes(config, total_memory(device))
+    stack.enter_context(explaining_allocations(config))
     if config.threads:
         torch.set_num_threads(config.threads)
     # Policies may draw from torch's global generators: seed them, and restore them after the run.
