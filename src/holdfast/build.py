@@ -121,15 +121,16 @@ def _build_saved(saved: Checkpoint, config: Config, device: torch.device) -> LST
 def _build_small_world(config: Config, device: torch.device) -> World:
     """Build the world with as few agents as it takes, if its spec does not depend on their number."""
     world = config.world
-    if world.family.constructor and not isinstance(world, MixtureConfig):
-        try:
-            return build_world(config, device, agents=min(world.agents, world.agents_per_env), seed=0)
-        except AgentCountError as error:
-            return build_world(config, device, agents=error.agents_per_env, seed=0)
-        except ConfigError:
-            # It may take no fewer agents than the run has.
-            pass
-    return build_world(config, device, agents=world.agents, seed=0)
+    is_known = bool(world.family.constructor) and not isinstance(world, MixtureConfig)
+    try:
+        agents = min(world.agents, world.agents_per_env) if is_known else world.agents
+        return build_world(config, device, agents=agents, seed=0)
+    except AgentCountError as error:
+        agents = error.agents_per_env
+    except ConfigError:
+        # It may take no fewer than the run has; another error is raised again.
+        agents = world.agents
+    return build_world(config, device, agents=agents, seed=0)
 
 
 def _require_sizes_of_weights(saved: Checkpoint, config: Config) -> None:

@@ -79,9 +79,10 @@ def far_outside(obs: Obs, space: spaces.Space[Any], rows: int) -> Bool[Tensor, "
 
 def _covers_dtype(space: spaces.Box) -> bool:
     """Whether every value of the dtype is in a Box, as for bytes from 0 to 255."""
-    if np.dtype(space.dtype).kind == "f":
-        return not (np.isfinite(space.low).any() or np.isfinite(space.high).any())
-    limits = np.iinfo(space.dtype)
+    dtype = np.dtype(space.dtype)
+    if dtype.kind not in "iu":
+        return dtype.kind == "b" or not (np.isfinite(space.low).any() or np.isfinite(space.high).any())
+    limits = np.iinfo(dtype.name)
     return bool((space.low == limits.min).all() and (space.high == limits.max).all())
 
 
