@@ -1,15 +1,19 @@
 """Build what a config names: device, world, policy, teachers; load policies of saved runs."""
 
+import os
 from pathlib import Path
 from warnings import warn
 
 import torch
+from safetensors import SafetensorError, safe_open
 
 from holdfast.checkpoint.format import CONFIG, WEIGHTS, Checkpoint, open_checkpoint
 from holdfast.checkpoint.run_dir import GRAPH, Log, RunDir, load_weights, policy_files
 from holdfast.checkpoint.serialization import pack_weights
 from holdfast.config.run import Config, override, read_config
-from holdfast.errors import ConfigError, ContractError
+from holdfast.config.sizes import explaining_allocations
+from holdfast.config.world_names import MixtureConfig
+from holdfast.errors import AgentCountError, ConfigError, ContractError, one_line
 from holdfast.learn import Teacher
 from holdfast.memory import require_kernel, use_kernel
 from holdfast.policies import FunctionalPolicy, LSTMWrapper, make_policy
@@ -27,6 +31,13 @@ def select_device(config: Config) -> torch.device:
         # With tf32, replay would differ from the rollout by 5e-4.
         torch.backends.cudnn.allow_tf32 = False
     return torch.device("cpu" if chosen == "auto" else chosen)
+
+
+def total_memory(device: torch.device) -> int:
+    """Return the bytes of memory of a device."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def build_world(config: Config, device: torch.device, *, agents: int, seed: int) -> World:
@@ -100,11 +111,46 @@ def load_policy_from(saved: Checkpoint, device: torch.device) -> tuple[LSTMWrapp
 def _build_saved(saved: Checkpoint, config: Config, device: torch.device) -> LSTMWrapper:
     # Not compiled: callers compile if they want to. Triton kernels need a GPU.
     local = {"policy.compile": False} | ({"policy.kernel": "auto"} if device.type == "cpu" else {})
-    # As many agents as in the run: some worlds accept no fewer.
-    with closing_world(build_world(config, device, agents=config.world.agents, seed=0)) as world:
+    _require_sizes_of_weights(saved, config)
+    with explaining_allocations(config), closing_world(_build_small_world(config, device)) as world:
         policy = build_policy(override(saved_policy_config(saved, config), local), world, device)
     load_weights(policy, saved.path / WEIGHTS)
     return policy
+
+
+def _build_small_world(config: Config, device: torch.device) -> World:
+    """Build the world with as few agents as it takes, if its spec does not depend on their number."""
+    world = config.world
+    is_known = bool(world.family.constructor) and not isinstance(world, MixtureConfig)
+    try:
+        agents = min(world.agents, world.agents_per_env) if is_known else world.agents
+        return build_world(config, device, agents=agents, seed=0)
+    except AgentCountError as error:
+        agents = error.agents_per_env
+    except ConfigError:
+        # It may take no fewer than the run has; another error is raised again.
+        agents = world.agents
+    return build_world(config, device, agents=agents, seed=0)
+
+
+def _require_sizes_of_weights(saved: Checkpoint, config: Config) -> None:
+    """Refuse sizes larger than any of the weights, whose shapes are read without their numbers."""
+    file = saved.path / WEIGHTS
+    try:
+        with safe_open(file, framework="pt") as weights:
+            # Not the bytes of names that a policy saves beside its weights.
+            names = [name for name in weights.keys() if not name.endswith("_extra_state")]  # noqa: SIM118
+            shapes = [weights.get_slice(name).get_shape() for name in names]
+    except SafetensorError as error:
+        raise ConfigError(f"{file} does not hold the weights of this policy: {one_line(error)}") from error
+    limits = {"hidden_size": max((size for shape in shapes for size in shape), default=0), "num_layers": len(shapes)}
+    for key, limit in limits.items():
+        size = getattr(config.policy, key)
+        if size is not None and size > limit:
+            raise ConfigError(
+                f"{saved.path / CONFIG} has policy.{key}={size}, but the weights in {file.name} have at most {limit}; "
+                "they do not belong together."
+            )
 
 
 def find_checkpoint(folder: Path, log: Log) -> Checkpoint:

@@ -1,7 +1,10 @@
 """The exceptions of Holdfast, the one-line form of any exception, and did-you-mean."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
+from errno import EDQUOT, ENOSPC
+from pathlib import Path
 
 
 class HoldfastError(Exception):
@@ -37,6 +40,16 @@ def error_text(error: BaseException, limit: int | None = None) -> str:
     """Return type and message of an exception on one line."""
     name, message = type(error).__name__, one_line(error, limit)
     return name if message == name else f"{name}: {message}"
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Raise a failed write as one line: which file, why, and what to do."""
+    try:
+        yield
+    except OSError as error:
+        hint = "; free some space on its disk" if error.errno in (ENOSPC, EDQUOT) else ""
+        raise OSError(f"Could not write {path}: {error.strerror or one_line(error)}{hint}.") from error
 
 
 def did_you_mean(word: str, words: Iterable[str], otherwise: str) -> str:

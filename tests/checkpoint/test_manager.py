@@ -5,12 +5,15 @@ import importlib
 import os
 import resource
 import shutil
+import signal
+import threading
 from dataclasses import replace
 
 import pytest
 from test_format import snapshot, value_of, write
 
 from holdfast.checkpoint import format
+from holdfast.checkpoint import manager as manager_module
 from holdfast.checkpoint.format import open_checkpoint, set_symlink
 from holdfast.checkpoint.manager import CheckpointManager
 from holdfast.checkpoint.run_dir import RunDir
@@ -61,7 +64,7 @@ def test_errors_after_a_checkpoint_is_complete_are_warnings(tmp_path, monkeypatc
     manager = make_manager(folder, alarm=log.append, keep=1)
     manager.save_if_due(snapshot(1, 1.0))
     manager.save_if_due(snapshot(2, 2.0))
-    manager._wait_for_writer()
+    manager._wait_for_writer("")
 
     def broken(*args, **kwargs):
         raise OSError(5, "Input/output error")
@@ -135,20 +138,20 @@ def test_a_failed_write_is_reported_and_tried_again(tmp_path, monkeypatch):
     manager.save_if_due(snapshot(1, 1.0))
     with monkeypatch.context() as broken:
 
-        def full(file, data):
+        def full(paths):
             raise OSError(28, "No space left on device")
 
         manager.save_if_due(snapshot(2, 2.0))
         manager.save_final()
         manager = make_manager(folder, alarm=log.append, resumed_from=open_checkpoint(folder.checkpoints / "latest"))
-        broken.setattr(format, "write_synced", full)
+        broken.setattr(format, "sync_together", full)
         manager.save_if_due(snapshot(3, 3.0))
         manager.save_if_due(snapshot(4, 4.0))
         assert manager.save_final().startswith("the final checkpoint could not be saved: Could not write ")
     assert manager.error is not None
     assert log == [
-        f"Could not write {folder.checkpoints}/00000{number}: No space left on device. Training "
-        "continues; the next checkpoint is tried when due."
+        f"Could not write {folder.checkpoints}/00000{number}: No space left on device; free some "
+        "space on its disk. Training continues; the next checkpoint is tried when due."
         for number in (3, 4)
     ]
     assert names(folder) == ["000001", "000002", "latest"]
@@ -205,3 +208,91 @@ def test_the_final_checkpoint_is_saved_although_all_descriptors_are_used(tmp_pat
             os.close(descriptor)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert message == f"saved {tmp_path}/checkpoints/000001"
+
+
+class SlowDisk:
+    """A disk whose syncs wait until `answer` is set; the first one calls `on_sync`."""
+
+    def __init__(self, monkeypatch, on_sync=lambda: None):
+        self.answer, self.writes, self.on_sync = threading.Event(), 0, on_sync
+        monkeypatch.setattr(format, "sync_together", self.sync)
+
+    def sync(self, paths):
+        self.writes += 1
+        self.on_sync()
+        assert self.answer.wait(10)
+
+
+def test_a_slow_disk_is_reported_and_the_last_iteration_is_written_once(tmp_path, monkeypatch):
+    folder, log = RunDir(tmp_path), []
+    disk = SlowDisk(monkeypatch)
+    monkeypatch.setattr(manager_module, "SLOW_S", 0.01)
+
+    def alarm(text):
+        log.append(text)
+        disk.answer.set()
+
+    manager = make_manager(folder, alarm=alarm)
+    manager.save_if_due(snapshot(1))
+    assert manager.save_final() == f"the last iteration is saved in {tmp_path}/checkpoints/000001"
+    assert log == ["the disk is slow: a checkpoint is still being written; the run ends after that."]
+    assert disk.writes == 1
+
+
+def test_a_signal_while_training_waits_for_the_disk_loses_no_complete_iteration(tmp_path, monkeypatch):
+    folder = RunDir(tmp_path)
+    disk = SlowDisk(monkeypatch)
+    manager = make_manager(folder)
+    manager.save_if_due(snapshot(0))
+
+    def interrupt(*args):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(manager_module, "wait", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            manager.save_if_due(snapshot(1))
+    disk.answer.set()
+    assert manager.save_final() == f"saved {tmp_path}/checkpoints/000001"
+    assert [open_checkpoint(path).iteration for path in folder.numbered()] == [1, 0]
+    assert disk.writes == 2
+
+
+def test_a_signal_that_interrupts_the_final_save_says_what_is_saved(tmp_path, monkeypatch):
+    folder, log = RunDir(tmp_path), []
+    manager = make_manager(folder, interval=0, alarm=log.append, keep=0)
+    manager.save_if_due(snapshot(1))
+    manager.save_final()
+    disk = SlowDisk(monkeypatch, on_sync=lambda: os.kill(os.getpid(), signal.SIGINT))
+    manager.save_if_due(snapshot(2))
+    with pytest.raises(KeyboardInterrupt):
+        manager.save_final()
+    assert log == [f"stopped while saving. The last checkpoint is {tmp_path}/checkpoints/000001."]
+    assert value_of(folder.checkpoints / "latest") == 1.0
+    disk.answer.set()
+    # The thread ends with the process; here it must not disturb other tests.
+    manager._pending.result(10)
+
+
+def test_a_checkpoint_waits_for_the_disk_twice(tmp_path, monkeypatch):
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
+    together = threading.Barrier(7)
+    paths = []
+
+    def fsync(handle):
+        path = os.readlink(f"/proc/self/fd/{handle}")
+        if path != str(tmp_path / "checkpoints"):
+            # Opens when all seven wait.
+            together.wait(10)
+        paths.append(path)
+
+    monkeypatch.setattr(format.os, "fsync", fsync)
+    manager = make_manager(RunDir(tmp_path))
+    manager.save_if_due(snapshot(1, score=1.0))
+    manager.save_final()
+    assert manager.error is None
+    names = ["config.json", "model.safetensors", "trainer_state.safetensors", "live_memories.safetensors"]
+    partial = tmp_path / "checkpoints" / ".000001.part"
+    files = [tmp_path / "metrics.jsonl", partial, *(partial / name for name in [*names, "checkpoint.json"])]
+    assert sorted(paths[:7]) == sorted(map(str, files))
+    assert paths[7:] == [str(tmp_path / "checkpoints")]

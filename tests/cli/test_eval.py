@@ -225,9 +225,13 @@ def test_shuffled_memory_needs_two_agents(refused, runs):
     assert line.endswith("it needs 2 agents or more.")
 
 
-def test_episodes_longer_than_patience_fail(refused, runs):
-    line = refused(runs / "x", "world.delay=500", "--patience", "50", "--episodes", "4", code=1)
-    assert line == "Agent 0 finished no episode within 50 steps; evaluation needs episodes that end."
+def test_episodes_longer_than_the_limit_are_cut_and_reported(runs, capsys):
+    args = ["eval", f"{runs}/x", "world.delay=500", "--max-steps", "50", "--episodes", "4", "--seeds", "1", "--json"]
+    assert main(args) == 0
+    captured = capsys.readouterr()
+    scores = json.loads(captured.out)
+    assert (scores["episodes"], scores["episodes_cut"], scores["length_mean"]) == (4, 4, 50.0)
+    assert captured.err.startswith("4 episodes did not end within 50 steps: each counts with its return until then, ")
 
 
 def test_against_needs_several_agents_per_environment(refused, runs):
@@ -247,7 +251,7 @@ def test_eval_help_lists_modes_and_options(capsys):
         main(["eval", "--help"])
     assert exit_.value.code == 0
     captured = capsys.readouterr().out
-    for word in ("intact", "cleared", "frozen", "shuffled", "--against", "--json", "--sampled", "--patience"):
+    for word in ("intact", "cleared", "frozen", "shuffled", "--against", "--json", "--sampled", "--max-steps"):
         assert word in captured
 
 

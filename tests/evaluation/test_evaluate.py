@@ -1,4 +1,5 @@
 import copy
+import sys
 from dataclasses import replace
 
 import pytest
@@ -97,16 +98,50 @@ def test_evaluate_counts_exactly_the_requested_episodes():
         assert int(counts.max() - counts.min()) <= 1
 
 
-def test_max_steps_without_end_is_an_error():
+def test_an_episode_that_does_not_end_is_cut_and_its_agent_plays_no_further_one():
     ends = torch.zeros(3, 200, dtype=torch.bool)
     ends[[0, 2], 1:] = True
-    with pytest.raises(ContractError, match="Agent 1 finished no episode within 50 steps; evaluation needs"):
-        evaluate(make_reader(), Scripted(3, 200, terminated=ends), episodes=6, max_steps_without_end=50)
+    # Agent 1 finishes one episode of 7 steps, and never a second.
+    ends[1, 7] = True
+    log = []
+    world = Scripted(3, 200, terminated=ends)
+    result = evaluate(make_reader(), world, episodes=9, max_steps=50, log=log.append)
+    assert result.cut == 1
+    assert sorted(result.lengths.tolist()) == [1] * 6 + [7, 50]
+    assert log == [
+        "1 episode did not end within 50 steps: each counts with its return until then, and its agent plays no "
+        "further one, so that 8 of 9 are counted; trainer.eval_max_steps=N (holdfast eval --max-steps N) sets the "
+        "limit."
+    ]
+    with pytest.warns(UserWarning, match="1 episode did not end within 50 steps"):
+        evaluate(make_reader(), Scripted(3, 200, terminated=ends), episodes=6, max_steps=50)
 
 
-def test_max_steps_without_end_is_per_episode():
+def test_an_agent_that_has_finished_its_episodes_is_not_cut():
+    ends = torch.zeros(2, 200, dtype=torch.bool)
+    ends[0, 1], ends[1, 100] = True, True
+    result = evaluate(make_reader(), Scripted(2, 200, terminated=ends), episodes=2, max_steps=100)
+    assert (result.cut, result.lengths.tolist()) == (0, [1, 100])
+
+
+def test_max_steps_is_per_episode():
     # Episodes of up to five steps, and ten of them each.
-    assert len(evaluate(make_reader(), Numbered(5), episodes=50, max_steps_without_end=5).returns) == 50
+    assert len(evaluate(make_reader(), Numbered(5), episodes=50, max_steps=5).returns) == 50
+
+
+def test_progress_is_logged(monkeypatch):
+    log = []
+    monkeypatch.setattr(sys.modules[evaluate.__module__], "PROGRESS_S", 0.0)
+    evaluate(make_reader(), Numbered(5), episodes=10, log=log.append)
+    assert log[0] == "evaluating: 1 of 10 episodes are played after 1 steps; one that does not end is cut at 100,000"
+    assert log[-1].startswith("evaluating: 10 of 10 episodes are played after ")
+
+
+def test_a_match_needs_episodes_that_end():
+    world = make_world("arena", agents=24, length=100)
+    policy = make_policy("auto", world, hidden_size=4)
+    with pytest.raises(ContractError, match=r"Agent 0 finished no episode within 5 steps; a match needs .*eval_max_st"):
+        compete(policy, policy, world, episodes=24, max_steps=5)
 
 
 def test_evaluate_does_not_affect_training():

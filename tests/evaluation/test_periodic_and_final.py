@@ -122,3 +122,12 @@ def test_periodic_and_final_evaluation_use_different_seeds():
     on_the_way = periodic_evaluation(config, policy, CPU)
     assert on_the_way == periodic_evaluation(config, policy, CPU)
     assert on_the_way != final_evaluation(config, policy, CPU)
+
+
+def test_eval_max_steps_and_log_reach_both_evaluations():
+    config, log = config_of(world__delay=9, trainer__eval_max_steps=3), []
+    policy = build_policy(config, build_world(config, CPU, agents=8, seed=0), CPU)
+    final_evaluation(config, policy, CPU, log=log.append)
+    periodic_evaluation(config, policy, CPU, log=log.append)
+    # With memory intact and cleared.
+    assert [line.partition(":")[0] for line in log] == ["12 episodes did not end within 3 steps"] * 4

@@ -8,10 +8,12 @@ import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from helpers.small_runs import apart, lines_of, run, words
+from holdfast.checkpoint import run_dir
 from holdfast.checkpoint.format import open_checkpoint
 from holdfast.checkpoint.run_dir import RunDir
 from holdfast.cli import main
@@ -69,9 +71,9 @@ def test_a_full_disk_is_reported_and_earlier_checkpoints_resume(tmp_path, whole)
     assert (tmp_path / "code.txt").read_text() == "1\n"
     output, error = (tmp_path / "out.txt").read_text(), (tmp_path / "err.txt").read_text()
     assert error.startswith("holdfast: Could not write ")
-    assert error.endswith(": No space left on device.\n")
+    assert error.endswith(": No space left on device; free some space on its disk.\n")
     assert error.count("\n") == 1
-    assert "No space left on device. Training continues; the next checkpoint is tried when due." in output
+    assert "free some space on its disk. Training continues; the next checkpoint is tried when due." in output
     folder = RunDir(tmp_path / "copy")
     # Every checkpoint is valid.
     assert folder.numbered()
@@ -120,6 +122,29 @@ def test_a_read_only_run_is_refused_for_resume_and_can_be_checked(tmp_path, whol
     assert (tmp_path / "code.txt").read_text() == "2\n0\n"
     assert (tmp_path / "err.txt").read_text() == "holdfast: Cannot write the run's folder x: Read-only file system.\n"
     assert before == {path: path.read_bytes() for path in (tmp_path / "x").rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "file"),
+    [
+        (Path, "write_bytes", "config.json"),
+        (Path, "symlink_to", "checkpoints"),
+        (run_dir, "_provenance", "command.txt"),
+        (os, "truncate", "metrics.jsonl"),
+    ],
+)
+def test_a_resume_onto_a_full_disk_names_the_file(tmp_path, monkeypatch, capsys, whole, where, name, file):
+    shutil.copytree(whole, tmp_path / "x", symlinks=True)
+    with (tmp_path / "x" / "metrics.jsonl").open("a") as metrics:
+        metrics.write("{}\n")
+
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(where, name, full)
+    assert main(["train", "--resume", str(tmp_path / "x")]) == 1
+    error = f"holdfast: Could not write {tmp_path}/x/{file}: No space left on device; free some space on its disk.\n"
+    assert capsys.readouterr().err == error
 
 
 class Payload:

@@ -108,9 +108,9 @@ sys.exit(main())
 @pytest.mark.parametrize(
     ("name", "after"),
     [
-        ("write_synced", 15),  # in a file of the third checkpoint
-        pytest.param("write_synced", 18, marks=pytest.mark.slow),  # at its manifest
-        pytest.param("sync", 8, marks=pytest.mark.slow),  # complete, but not renamed
+        ("_manifest_entry", 13),  # in a file of the third checkpoint
+        pytest.param("with_checksum", 3, marks=pytest.mark.slow),  # at its manifest
+        pytest.param("sync_together", 3, marks=pytest.mark.slow),  # complete, but not on disk
         pytest.param("set_symlink", 3, marks=pytest.mark.slow),  # renamed, but without symlink
     ],
 )

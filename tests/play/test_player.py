@@ -18,6 +18,9 @@ from holdfast.config.run import override
 from holdfast.errors import ConfigError, ContractError, HoldfastError
 from holdfast.play.saved_memory import weights_hash
 from holdfast.policies.components.graph import BUILTIN
+from holdfast.recipes import find_recipe
+from holdfast.worlds import closing_world
+from holdfast.worlds.builtin.symbols import Recall
 
 
 def trained(folder, **keys):
@@ -254,3 +257,57 @@ def test_run_with_triton_kernels_loads_on_the_cpu(run, monkeypatch):
     with_kernels = override(build.config_from(build.find_checkpoint(run.folder, print)), {"policy.kernel": "triton"})
     monkeypatch.setattr(build, "config_from", lambda checkpoint: with_kernels)
     assert holdfast.load(run.folder).policy.lstm.cell.kernel == "auto"
+
+
+def with_config(folder, target, **keys):
+    """Save a player with some keys of its config changed, and with right checksums."""
+    holdfast.load(folder).save_pretrained(target)
+    config = json.loads((target / "config.json").read_text())
+    for key, value in keys.items():
+        branch, name = key.split("__")
+        config[branch][name] = value
+    files = {"config.json": json.dumps(config).encode()}
+    (target / "config.json").write_bytes(files["config.json"])
+    files["model.safetensors"] = (target / "model.safetensors").read_bytes()
+    (target / "checkpoint.json").write_bytes(policy_manifest(files))
+    return target
+
+
+@pytest.mark.parametrize(("key", "value"), [("policy__hidden_size", 10**9), ("policy__num_layers", 999)])
+def test_sizes_that_the_weights_do_not_have_are_refused_before_they_are_built(run, tmp_path, monkeypatch, key, value):
+    folder = with_config(run.folder, tmp_path / "saved", **{key: value})
+    # Nothing is built.
+    monkeypatch.setattr(build, "build_world", None)
+    name = key.replace("__", ".")
+    message = rf"config.json has {name}={value}, but the weights in model.safetensors have at most \d+; they do not"
+    with pytest.raises(ConfigError, match=message):
+        holdfast.load(folder)
+
+
+def test_loading_builds_a_world_of_few_agents(run, tmp_path):
+    sizes = {"trainer__bptt_horizon": 1, "trainer__minibatch_size": 2**40, "trainer__batch_size": 2**40}
+    folder = with_config(run.folder, tmp_path / "saved", world__agents=2**40, **sizes)
+    assert weights_equal(holdfast.load(folder), run.policy)
+
+
+class OnlyFour(Recall):
+    """A world of the user that takes no fewer agents than four."""
+
+    def __init__(self, agents, **options):
+        assert agents == 4
+        super().__init__(agents, **options)
+
+
+@pytest.mark.parametrize(
+    ("keys", "agents"),
+    [
+        ({"world": "arena", "world.agents": 96}, 24),
+        ({"world": "gym:CartPole-v1"}, 1),
+        ({"world": "mixture", "world.parts": "recall + recall delay=3"}, 4),
+        ({"world": f"{__name__}:OnlyFour"}, 4),
+    ],
+)
+def test_few_agents_are_as_many_as_the_world_takes(keys, agents):
+    config = override(find_recipe("recall"), LEAST | {"trainer.batch_size": 768, "trainer.minibatch_size": 96} | keys)
+    with closing_world(build._build_small_world(config, torch.device("cpu"))) as world:
+        assert world.agents == agents

@@ -1,5 +1,6 @@
 import json
 import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -124,3 +125,12 @@ def test_alarms_name_the_value_and_what_to_do(wrong, kind, told):
     assert of == kind
     assert told in text
     assert "`holdfast check`" in text or "Look for" in text or "lower trainer." in text
+
+
+def test_a_full_disk_names_the_file_once():
+    file = MetricsFile(Path("/dev/full"))
+    with pytest.raises(
+        OSError, match=r"^Could not write /dev/full: No space left on device; free some space on its di"
+    ):
+        file.write({"iteration": 1})
+    file.close()

@@ -1,5 +1,6 @@
 """Resumed runs are bit-equal to uninterrupted ones."""
 
+import copy
 import json
 import shutil
 import signal
@@ -16,17 +17,22 @@ from safetensors.torch import load_file
 from torch import nn
 
 import holdfast
-from helpers.small_runs import TINY, apart, lines_of, run, sign, words
-from holdfast.checkpoint.format import environment
+from helpers.small_runs import TINY, apart, iterate, lines_of, run, sign, words
+from holdfast.build import build_policy, build_world
+from holdfast.checkpoint.format import Checkpoint, environment, open_checkpoint, write_checkpoint
 from holdfast.checkpoint.manager import CheckpointManager
 from holdfast.checkpoint.run_dir import RunDir
+from holdfast.checkpoint.serialization import CorruptFileError
 from holdfast.cli import main
+from holdfast.config.run import override
 from holdfast.learn import Learner
 from holdfast.memory.kernels import autotune as kernels
 from holdfast.policies import Fast
+from holdfast.recipes import find_recipe
 from holdfast.report.console import RunConsole
 from holdfast.rollout import Collector
 from holdfast.training.stop import MESSAGE
+from holdfast.training.trainer import Trainer
 
 pytestmark = pytest.mark.usefixtures("annotations_asleep")
 
@@ -457,3 +463,37 @@ def test_resume_reads_checkpoints_only_after_locking_the_run(tmp_path, monkeypat
     monkeypatch.setattr(RunDir, "newest", newest)
     holdfast.train(resume=made.folder)
     assert calls == ["locked", "newest"]
+
+
+def fields_of(tree):
+    """Yield every branch of a saved tree with each of its keys."""
+    keys = tree if isinstance(tree, dict) else range(len(tree)) if isinstance(tree, list) else ()
+    for key in list(keys):
+        yield tree, key
+        yield from fields_of(tree[key])
+
+
+@pytest.mark.parametrize("name", ["trainer", "memories", "world"])
+def test_a_state_without_any_one_field_is_refused_in_one_line(tmp_path, name):
+    config = override(find_recipe("recall"), {**TINY, "trainer.stale": "burn_in", "trainer.burn_in": 2})
+    world = build_world(config, torch.device("cpu"), agents=8, seed=0)
+    trainer = Trainer(config, world, build_policy(config, world, torch.device("cpu")))
+    list(iterate(trainer, 1))
+    saved = write_checkpoint(tmp_path, trainer.snapshot(None, {}), {"config.json": b"{}"}, {})
+    saved, messages = open_checkpoint(saved), []
+    whole = getattr(saved, name)()
+    for number in range(len(list(fields_of(whole)))):
+        tree = copy.deepcopy(whole)
+        branch, key = list(fields_of(tree))[number]
+        if isinstance(branch[key], list | tuple):
+            branch[key] = type(branch[key])()
+        else:
+            del branch[key]
+        changed = type("Changed", (Checkpoint,), {name: lambda self, tree=tree: tree})(**vars(saved))
+        try:
+            trainer.restore(changed)
+        except CorruptFileError as error:
+            messages.append(str(error))
+    assert messages
+    assert all("\n" not in message and message.startswith(f"{saved.path}") for message in messages)
+    trainer.restore(saved)

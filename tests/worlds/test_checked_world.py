@@ -112,6 +112,7 @@ def test_any_consistent_flags_pass(seed, gone):
 NAN = float("nan")
 ROWS = {
     "reward": (2, lambda step: replace(step, reward=row(1, NAN, step.reward)), "agent 1 got a reward"),
+    "huge": (3, lambda step: replace(step, reward=row(2, -1e30, step.reward)), r"agent 2 got a rew.* beyond 1e\+15"),
     "infinite": (3, lambda step: replace(step, reward=row(2, -torch.inf, step.reward)), "agent 2 got a rew"),
     "obs": (1, lambda step: with_obs(step, "number", row(0, NAN, step.obs["number"])), "agent 0 got an obs"),
     "choice": (

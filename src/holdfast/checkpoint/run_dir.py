@@ -21,10 +21,18 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from holdfast.checkpoint.format import CONFIG, MANIFEST, Checkpoint, open_checkpoint, policy_manifest, set_symlink
+from holdfast.checkpoint.format import (
+    CONFIG,
+    MANIFEST,
+    Checkpoint,
+    open_checkpoint,
+    policy_manifest,
+    set_symlink,
+    sync,
+)
 from holdfast.checkpoint.serialization import CorruptFileError
 from holdfast.config.run import Config
-from holdfast.errors import ConfigError, ContractError
+from holdfast.errors import ConfigError, ContractError, writing
 from holdfast.policies import ComponentPolicy
 from holdfast.state_tree import get_field
 from holdfast.version import __version__
@@ -70,12 +78,9 @@ class RunDir:
             if file.is_symlink():
                 raise ConfigError(f"{file} is a link to {os.readlink(file)}; replace it by a copy of that file.")
 
-    def sync(self) -> None:
-        """Sync the log files to disk: a checkpoint stores their sizes."""
-        for file in self._log_files:
-            if file.exists():
-                with file.open("rb") as opened:
-                    os.fsync(opened.fileno())
+    def log_files(self) -> list[Path]:
+        """List the files that grow line by line, as far as there are any."""
+        return [file for file in self._log_files if file.exists()]
 
     def truncate_logs(self, state: Mapping[str, Any], log: Log) -> None:
         """Truncate the log files to saved sizes, and report changes; the resumed run writes later lines again."""
@@ -84,12 +89,12 @@ class RunDir:
             saved, digest = get_field(entry, "bytes", int), get_field(entry, "sha256", str)
             size = file.stat().st_size if file.exists() else 0
             if size > saved:
-                with file.open("r+b") as opened:
-                    opened.truncate(saved)
+                with writing(file):
+                    os.truncate(file, saved)
             elif size < saved:
                 if size:
                     # An incomplete last line would spoil the next one.
-                    with file.open("r+b") as opened:
+                    with writing(file), file.open("r+b") as opened:
                         opened.truncate(opened.read().rfind(b"\n") + 1)
                 log(f"{file} lacks its last {saved - size:,} bytes; new lines are appended.")
             if size >= saved > 0 and _checksum(file) != digest:
@@ -159,6 +164,7 @@ class RunDir:
         best = self.best()
         if best is not None:
             set_symlink(self.checkpoints / "best", best[1].name)
+        sync(self.checkpoints)
 
     def keep_teacher(self, name: str, files: Mapping[str, bytes]) -> None:
         """Copy a teacher into the run: its own run may change or be deleted."""
@@ -168,16 +174,14 @@ class RunDir:
 
     def append_provenance(self, policy_files: Mapping[str, bytes], command: str) -> None:
         """Write the config and append the command of a resumed run."""
-        try:
-            for name, data in policy_files.items():
-                new = self.path / f".{name}.part"
+        for name, data in policy_files.items():
+            new = self.path / f".{name}.part"
+            with writing(self.path / name):
                 new.unlink(missing_ok=True)
                 new.write_bytes(data)
                 new.replace(self.path / name)
-            with (self.path / "command.txt").open("a") as file:
-                file.write(_provenance(command))
-        except OSError as error:
-            raise OSError(f"Could not write {self.path}: {error.strerror or error}.") from error
+        with writing(self.path / "command.txt"), (self.path / "command.txt").open("a") as file:
+            file.write(_provenance(command))
 
     @contextmanager
     def locked(self) -> Iterator[None]:

@@ -5,6 +5,7 @@ import json
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from holdfast.cli.arguments import Parser, add_trust_code, count, one_of, parse_
 from holdfast.cli.check import find_run, to_stderr
 from holdfast.config.run import Config, override
 from holdfast.errors import ConfigError
-from holdfast.evaluation.evaluate import MAX_STEPS_WITHOUT_END, MEMORY_MODES, MemoryMode
+from holdfast.evaluation.evaluate import MEMORY_MODES, MemoryMode
 from holdfast.evaluation.held_out import EvalResult, EvalSettings, evaluate_held_out, world_spec
 from holdfast.policies import LSTMWrapper
 from holdfast.report.text import bests, lead_line, score_json, score_table
@@ -51,7 +52,11 @@ def run_eval(args: Sequence[str]) -> int:
         with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
             task = progress.add_task("evaluating", total=len(modes) * settings.seeds)
             on_part = partial(progress.advance, task)
-            results = evaluate_held_out(config, policy, device, settings, modes, opponent=opponent, on_part=on_part)
+            settings = replace(settings, max_steps=options.max_steps or config.trainer.eval_max_steps)
+            log = partial(console.print, markup=False, highlight=False, soft_wrap=True)
+            results = evaluate_held_out(
+                config, policy, device, settings, modes, opponent=opponent, on_part=on_part, log=log
+            )
     run = {
         "run": str(Path(folder)),
         "policy": "fast" if config.policy.name == "auto" else config.policy.name,
@@ -102,13 +107,7 @@ def _parser() -> Parser:
     add("--sampled", action="store_true", help="sample actions instead of taking the most likely")
     add("--against", metavar="runs/OTHER", help="this run's policy controls every second agent")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="device (auto)")
-    add(
-        "--patience",
-        type=count,
-        default=MAX_STEPS_WITHOUT_END,
-        metavar="N",
-        help=f"maximum steps of an episode ({MAX_STEPS_WITHOUT_END})",
-    )
+    add("--max-steps", type=count, metavar="N", help="steps after which an episode is cut (trainer.eval_max_steps)")
     add_trust_code(parser)
     add("--json", action="store_true", help="print JSON: one object, or a list for several memory modes")
     return parser
@@ -125,7 +124,6 @@ def _eval_settings(options: argparse.Namespace) -> EvalSettings:
         seeds=options.seeds or min(SEEDS, episodes),
         agents=options.agents,
         greedy=not options.sampled,
-        max_steps_without_end=options.patience,
     )
 
 
@@ -145,7 +143,12 @@ def _split_overrides(args: Sequence[str]) -> tuple[str, dict[str, str]]:
 
 
 def _as_json(result: EvalResult, run: dict[str, Any], against: str | None) -> dict[str, Any]:
-    output = {"episodes": result.episodes, **score_json(result.returns), "length_mean": result.length_mean}
+    output = {
+        "episodes": result.episodes,
+        "episodes_cut": result.cut,
+        **score_json(result.returns),
+        "length_mean": result.length_mean,
+    }
     output |= {"memory": result.memory, **run}
     if result.opponent is not None and result.margin is not None:
         output |= {"against": against, "against_episodes": result.opponent.episodes}

@@ -26,7 +26,9 @@ class PolicyConfig(ConfigBase):
     hidden_size: OptionalInt = Field(
         default=None, ge=1, description="hidden units per memory layer; none: the policy's default"
     )
-    num_layers: OptionalInt = Field(default=None, ge=1, description="memory layers; none: the policy's default")
+    num_layers: OptionalInt = Field(
+        default=None, ge=1, le=1000, description="memory layers; none: the policy's default"
+    )
     memory: str = Field(
         default="auto",
         description="memory cell: auto (the default), a name in memory.CELLS (gru), or package.module:Class",

@@ -160,6 +160,9 @@ class TrainerConfig(ConfigBase):
         default=0.0, ge=0, description="clip weights to this multiple of the largest initial one; 0: off"
     )
     eval_episodes: Int = Field(default=2000, ge=1, description="episodes of each evaluation")
+    eval_max_steps: Int = Field(
+        default=100_000, ge=1, description="steps after which an episode of an evaluation that has not ended is cut"
+    )
     eval_interval: Int = Field(default=0, ge=0, description="iterations between evaluations; 0: only at the end")
     eval_worlds: Parts = Field(default=(), description="further evaluation worlds: 'recall delay=16 + recall delay=32'")
     teachers: Annotated[tuple[TeacherConfig, ...], BeforeValidator(_parse_teachers)] = Field(

@@ -2,10 +2,12 @@
 
 import copy
 import math
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, get_args
+from warnings import warn
 
 import torch
 from tensordict import TensorDict
@@ -24,16 +26,19 @@ from holdfast.worlds.step import select
 class EpisodeCounter:
     """Sums rewards and steps until every agent finished `episodes_per_agent` episodes.
 
-    All agents count equally many episodes, so that short ones are not over-represented. Rewards and steps
-    count where the agent acted. An agent without an episode end in `max_steps_without_end` steps is an error.
+    All agents count equally many episodes, so that short ones are not over-represented. Rewards and steps count where
+    the agent acted. An episode without an end in `max_steps` steps is cut: it counts as it is, and its agent plays no
+    further one. The returns of episodes that are not played are NaN.
     """
 
-    def __init__(self, agents: int, episodes_per_agent: int, device: torch.device, max_steps_without_end: int) -> None:
-        self.episodes_per_agent, self.max_steps_without_end = episodes_per_agent, max_steps_without_end
+    def __init__(self, agents: int, episodes_per_agent: int, device: torch.device, max_steps: int) -> None:
+        self.episodes_per_agent, self.max_steps = episodes_per_agent, max_steps
         self._total = torch.zeros(agents, dtype=torch.float64, device=device)
         self._steps, self._finished, self._since = torch.zeros(3, agents, dtype=torch.long, device=device)
+        self.cut = torch.zeros(agents, dtype=torch.bool, device=device)
+        """Agents whose last episode was cut."""
         # One column more than there are episodes, for agents that have finished them all.
-        self._returns = self._total.new_zeros(agents, episodes_per_agent + 1)
+        self._returns = self._total.new_full((agents, episodes_per_agent + 1), torch.nan)
         self._lengths = self._steps.new_zeros(agents, episodes_per_agent + 1)
 
     @property
@@ -54,19 +59,20 @@ class EpisodeCounter:
     def on_step(self, acted: Bool[Tensor, " A"], step: Step) -> None:
         """Count a world step; `acted` is the mask of agents whose action it answers."""
         ended = step.terminated | step.truncated
+        self._since = torch.where(ended, 0, self._since + 1)
+        cut = (self._since >= self.max_steps) & (self._finished < self.episodes_per_agent)
         slot = self._finished.clamp(max=self.episodes_per_agent)[:, None]
         self._total += torch.where(acted, step.reward, 0.0)
         self._steps += acted
         for table, sums in ((self._returns, self._total), (self._lengths, self._steps)):
-            table.scatter_(1, slot, torch.where(ended, sums, table.gather(1, slot)[:, 0])[:, None])
-            sums.masked_fill_(ended, 0)
-        self._finished += ended
-        self._since = torch.where(ended, 0, self._since + 1)
-        if int(self._since.max()) > self.max_steps_without_end:
-            raise ContractError(
-                f"Agent {int(self._since.argmax())} finished no episode within {self.max_steps_without_end} "
-                "steps; evaluation needs episodes that end."
-            )
+            table.scatter_(1, slot, torch.where(ended | cut, sums, table.gather(1, slot)[:, 0])[:, None])
+            sums.masked_fill_(ended | cut, 0)
+        self._finished = torch.where(cut, self.episodes_per_agent, self._finished + ended)
+        self.cut |= cut
+
+    def __str__(self) -> str:
+        count, share = self._finished.clamp(max=self.episodes_per_agent), self.episodes_per_agent
+        return f"{int(count.sum()):,} of {len(count) * share:,} episodes are played"
 
 
 def _select_episodes(table: Int[Tensor, "A share"] | Float[Tensor, "A share"], episodes: int, together: int) -> Tensor:
@@ -151,8 +157,11 @@ class EvalPolicy:
         self._has_acted = frozen | step.valid
 
 
-MAX_STEPS_WITHOUT_END = 100_000
-"""Steps within which an episode must end."""
+MAX_STEPS = 100_000
+"""Steps after which an episode is cut."""
+PROGRESS_S = 10.0
+"""Seconds between two lines of progress."""
+Log = Callable[[str], object]
 
 
 @dataclass(frozen=True)
@@ -164,6 +173,8 @@ class Evaluation:
     memory: MemoryMode
     together: int = 1
     """Number of consecutive episodes that shared an environment, and so may be correlated."""
+    cut: int = 0
+    """Number of episodes that did not end."""
 
     @property
     def return_mean(self) -> float:
@@ -190,12 +201,14 @@ def evaluate(
     memory: MemoryMode = "intact",
     greedy: bool = True,
     seed: int = 0,
-    max_steps_without_end: int = MAX_STEPS_WITHOUT_END,
+    max_steps: int = MAX_STEPS,
+    log: Log | None = None,
 ) -> Evaluation:
     """Play episodes with a copy of the policy, equally many per agent (to within one).
 
     `memory` is the ablation: see `EvalPolicy`. Without `greedy`, actions are sampled; `seed` decides all
-    draws but the world's. An agent without an episode end in `max_steps_without_end` steps is an error.
+    draws but the world's. An episode without an end in `max_steps` steps is cut: it counts with its return until then,
+    and its agent plays no further one. `log` gets a line of progress every ten seconds, and one if episodes were cut.
     """
     if episodes < 1:
         raise ContractError(f"episodes={episodes}: an evaluation needs at least one.")
@@ -205,12 +218,21 @@ def evaluate(
         rows = torch.arange(world.agents, device=step.reward.device)
         player = EvalPolicy(policy, world.spec, rows, memory=memory, greedy=greedy, seed=seed)
         rounds = math.ceil(episodes / world.agents)
-        counter = EpisodeCounter(world.agents, rounds, rows.device, max_steps_without_end)
-        _play_episodes(world, step, player.act, counter)
+        counter = EpisodeCounter(world.agents, rounds, rows.device, max_steps)
+        _play_episodes(world, step, player.act, counter, log)
     together = 1 if episodes % world.spec.agents_per_env else world.spec.agents_per_env
     tables = (counter.returns, counter.lengths)
-    returns, lengths = (_select_episodes(table, episodes, together) for table in tables)
-    return Evaluation(returns, lengths, memory, together)
+    returns, lengths = (_select_episodes(table, episodes, together).unflatten(0, (-1, together)) for table in tables)
+    played = ~returns.isnan().any(1)
+    returns, lengths, cut = returns[played].flatten(), lengths[played].flatten(), int(counter.cut.sum())
+    if cut:
+        noun = "episode" if cut == 1 else "episodes"
+        (log or warn)(
+            f"{cut:,} {noun} did not end within {max_steps:,} steps: each counts with its return until then, and its "
+            f"agent plays no further one, so that {len(returns):,} of {episodes:,} are counted; "
+            "trainer.eval_max_steps=N (holdfast eval --max-steps N) sets the limit."
+        )
+    return Evaluation(returns, lengths, memory, together, cut)
 
 
 @dataclass(frozen=True)
@@ -237,12 +259,14 @@ def compete(
     memory: MemoryMode = "intact",
     greedy: bool = True,
     seed: int = 0,
-    max_steps_without_end: int = MAX_STEPS_WITHOUT_END,
+    max_steps: int = MAX_STEPS,
+    log: Log | None = None,
 ) -> Match:
     """Play against another policy, which controls every second agent of each environment.
 
     The world is played twice, with sides swapped, in complete rounds: at least `episodes` in total, and both
-    policies play each row equally often. `memory` ablates `policy`; the memory of `other` stays intact.
+    policies play each row equally often. `memory` ablates `policy`; the memory of `other` stays intact. An episode
+    without an end in `max_steps` steps is an error.
     """
     if world.spec.agents_per_env < 2:
         raise ContractError(
@@ -260,19 +284,32 @@ def compete(
             one = EvalPolicy(policy, world.spec, ours, memory=memory, greedy=greedy, seed=seed)
             two = EvalPolicy(other, world.spec, opponents, greedy=greedy, seed=seed)
             act = _act_jointly((one, ours), (two, opponents))
-            counter = EpisodeCounter(world.agents, rounds, rows.device, max_steps_without_end)
-            _play_episodes(world, step, act, counter)
+            counter = EpisodeCounter(world.agents, rounds, rows.device, max_steps)
+            _play_episodes(world, step, act, counter, log)
+        if bool(counter.cut.any()):
+            agent = int(counter.cut.long().argmax())
+            raise ContractError(
+                f"Agent {agent} finished no episode within {max_steps:,} steps; a match needs episodes that end. "
+                "trainer.eval_max_steps=N (holdfast eval --max-steps N) sets the limit."
+            )
         envs = world.agents // world.spec.agents_per_env
         sides.append((_side(counter, ours, envs, memory), _side(counter, opponents, envs, "intact")))
     (one, two), (three, four) = sides
     return Match((one, three), (two, four))
 
 
-def _play_episodes(world: World, step: Step, act: Callable[[Step], Tensor], counter: EpisodeCounter) -> None:
+def _play_episodes(
+    world: World, step: Step, act: Callable[[Step], Tensor], counter: EpisodeCounter, log: Log | None
+) -> None:
     """Step the world until the counter has all its episodes."""
+    steps, next_line = 0, time.monotonic() + PROGRESS_S
     while not counter.done:
         acted, step = step.valid, world.step(act(step))
         counter.on_step(acted, step)
+        steps += 1
+        if log is not None and time.monotonic() >= next_line:
+            next_line = time.monotonic() + PROGRESS_S
+            log(f"evaluating: {counter} after {steps:,} steps; one that does not end is cut at {counter.max_steps:,}")
     raise_violations(world)
 
 

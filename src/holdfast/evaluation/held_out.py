@@ -13,7 +13,7 @@ from holdfast import rng
 from holdfast.config.run import Config
 from holdfast.config.worlds import WorldConfig
 from holdfast.errors import ConfigError, ContractError, one_line
-from holdfast.evaluation.evaluate import MAX_STEPS_WITHOUT_END, Evaluation, Match, MemoryMode, compete, evaluate
+from holdfast.evaluation.evaluate import MAX_STEPS, Evaluation, Log, Match, MemoryMode, compete, evaluate
 from holdfast.evaluation.score import Score, score
 from holdfast.policies import LSTMWrapper
 from holdfast.worlds import World, WorldSpec, closing_world, make_world, world_options
@@ -35,7 +35,7 @@ class EvalSettings:
     agents: int | None = None
     """None: chosen by `num_agents_for`."""
     greedy: bool = True
-    max_steps_without_end: int = MAX_STEPS_WITHOUT_END
+    max_steps: int = MAX_STEPS
 
     def episodes_of(self, number: int) -> int:
         """Number of episodes of one seed."""
@@ -50,6 +50,8 @@ class EvalResult:
     returns: Score
     length_mean: float
     episodes: int
+    cut: int = 0
+    """Number of episodes that did not end."""
     opponent: "EvalResult | None" = None
     """The opponent's result in a match."""
     margin: Score | None = None
@@ -65,16 +67,16 @@ def evaluate_held_out(
     *,
     opponent: LSTMWrapper | None = None,
     on_part: Callable[[], None] = lambda: None,
+    log: Log | None = None,
 ) -> list[EvalResult]:
     """Evaluate a policy on held-out seeds, optionally in a match against an opponent.
 
     `modes` apply to the policy's memory; the opponent's stays intact. `on_part` is called after each mode of
-    each seed.
+    each seed, `log` with progress and with episodes that did not end.
     """
     results = list[list[Evaluation | Match]]([] for _ in modes)
     for world, episodes, seed in _worlds(config, [policy, opponent], device, settings):
-        limit = settings.max_steps_without_end
-        kwargs: dict[str, Any] = {"greedy": settings.greedy, "seed": seed, "max_steps_without_end": limit}
+        kwargs: dict[str, Any] = {"greedy": settings.greedy, "seed": seed, "max_steps": settings.max_steps, "log": log}
         rounded = math.ceil(episodes / world.spec.agents_per_env) * world.spec.agents_per_env
         for memory, parts in zip(modes, results, strict=True):
             if opponent is None:
@@ -97,7 +99,7 @@ def _result(parts: Sequence[Evaluation | Match]) -> EvalResult:
 def _combine(parts: list[Evaluation]) -> EvalResult:
     lengths = torch.cat([part.lengths for part in parts]).double()
     returns = score([part.per_agent for part in parts])
-    return EvalResult(parts[0].memory, returns, float(lengths.mean()), len(lengths))
+    return EvalResult(parts[0].memory, returns, float(lengths.mean()), len(lengths), sum(part.cut for part in parts))
 
 
 def _worlds(

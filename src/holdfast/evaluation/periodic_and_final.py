@@ -5,7 +5,7 @@ import torch
 from holdfast.config.run import Config
 from holdfast.config.world_names import MixtureConfig
 from holdfast.config.worlds import WorldConfig
-from holdfast.evaluation.evaluate import MemoryMode, evaluate
+from holdfast.evaluation.evaluate import Log, MemoryMode, evaluate
 from holdfast.evaluation.held_out import (
     FINAL,
     PERIODIC,
@@ -22,30 +22,33 @@ EVALUATIONS: dict[str, MemoryMode] = {"eval/return_mean": "intact", "eval/return
 
 
 def final_evaluation(
-    config: Config, policy: LSTMWrapper, device: torch.device, number: int = FINAL
+    config: Config, policy: LSTMWrapper, device: torch.device, number: int = FINAL, *, log: Log | None = None
 ) -> dict[str, int | float]:
     """Evaluate greedily on held-out seeds, with memory intact and cleared.
 
-    Covers each world of a mixture and `trainer.eval_worlds` too.
+    Covers each world of a mixture and `trainer.eval_worlds` too. `log` gets progress and episodes that did not end.
     """
-    episodes, scores = config.trainer.eval_episodes, dict[str, int | float]()
+    episodes, max_steps = config.trainer.eval_episodes, config.trainer.eval_max_steps
+    scores = dict[str, int | float]()
     seed = held_out_seed(config, number)
     for label, world_config in _eval_worlds(config).items():
         agents = num_agents_for(world_spec(world_config, device), episodes)
         with held_out_world(world_config, device, agents, seed) as world:
             for name, memory in EVALUATIONS.items():
-                result = evaluate(policy, world, episodes=episodes, memory=memory)
+                result = evaluate(policy, world, episodes=episodes, memory=memory, max_steps=max_steps, log=log)
                 scores[f"{name}@{label}" if label else name] = result.return_mean
     return scores
 
 
-def periodic_evaluation(config: Config, policy: LSTMWrapper, device: torch.device) -> dict[str, int | float]:
+def periodic_evaluation(
+    config: Config, policy: LSTMWrapper, device: torch.device, *, log: Log | None = None
+) -> dict[str, int | float]:
     """Evaluate as at the end, on other seeds, without effect on training.
 
     Worlds, states and the policy are copies; the global random generators are restored.
     """
     with isolated_rng(held_out_seed(config, PERIODIC)):
-        return final_evaluation(config, policy, device, PERIODIC)
+        return final_evaluation(config, policy, device, PERIODIC, log=log)
 
 
 def _eval_worlds(config: Config) -> dict[str, WorldConfig]:

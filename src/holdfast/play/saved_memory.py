@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import nn
 
-from holdfast.checkpoint.format import sync, write_synced
+from holdfast.checkpoint.format import sync
 from holdfast.errors import ConfigError, ContractError
 from holdfast.types import Tensor
 
@@ -62,7 +62,8 @@ def write_memory(memory: SavedMemory, file: Path) -> None:
         # In a temporary folder beside the file: readers get the old version or the new one.
         with tempfile.TemporaryDirectory(prefix=f".{file.name}.", suffix=".part", dir=file.parent) as folder:
             temporary = Path(folder) / file.name
-            write_synced(temporary, save(leaves, metadata))
+            temporary.write_bytes(save(leaves, metadata))
+            sync(temporary)
             temporary.replace(file)
         sync(file.parent)
     except (OSError, SafetensorError) as error:

@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.live import Live
 
+from holdfast.errors import writing
 from holdfast.monitor import AgentTrace, advice, shapes
 from holdfast.monitor.replay_check import replay_alarm
 from holdfast.report.dashboard import Dashboard, memory_cells
@@ -155,12 +156,16 @@ class RunNotices:
             if iteration + 1 == TRACED_ITERATIONS:
                 self._print(f"agent {self._trace.agent}: the trace continues in {self._file}")
 
+    def alarm(self, text: str) -> None:
+        """Show an alarm; "": there is none."""
+        if text:
+            self._alarm(text)
+
     def on_metrics(self, metrics: dict[str, int | float], alarm: str) -> dict[str, int | float]:
         """Record the gradient reach, show an alarm if there is one, and return the metrics."""
         if "memory/gradient_reach" in metrics:
             self.reach = int(metrics["memory/gradient_reach"])
-        if alarm:
-            self._alarm(alarm)
+        self.alarm(alarm)
         return metrics
 
     def print_advice(self, scores: Mapping[str, float]) -> None:
@@ -182,5 +187,5 @@ class RunNotices:
             for line in lines:
                 self._print(line)
         if self._file is not None:
-            with self._file.open("a", encoding="utf-8") as file:
+            with writing(self._file), self._file.open("a", encoding="utf-8") as file:
                 file.write("\n".join(lines) + "\n")

@@ -4,10 +4,11 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
-from typing import Literal, TextIO
+from typing import Literal
 
-from holdfast.errors import ContractError
+from holdfast.errors import ContractError, writing
 from holdfast.monitor.replay_check import REPLAY_ALARM
 from holdfast.report.text import short_number
 
@@ -183,8 +184,8 @@ class MetricsFile:
 
     def __init__(self, path: Path) -> None:
         self._machine_path = path.with_name(MACHINE)
-        self._machine: TextIO | None = None
-        self._file = path.open("a", buffering=1)
+        self._machine: FileIO | None = None
+        self._file = _open(path)
 
     def write(self, metrics: Metrics) -> None:
         """Append one line; an unknown metric or a non-finite value is an error."""
@@ -193,22 +194,28 @@ class MetricsFile:
         self._append(self._file, {name: value for name, value in metrics.items() if name not in machine})
         if machine:
             if self._machine is None:
-                self._machine = self._machine_path.open("a", buffering=1)
+                self._machine = _open(self._machine_path)
             line = {name: value for name, value in metrics.items() if name in machine or name in SHARED}
             self._append(self._machine, line)
 
-    def _append(self, file: TextIO, metrics: Metrics) -> None:
-        line = json.dumps(metrics, allow_nan=False) + "\n"
-        try:
-            file.write(line)
-        except OSError as error:
-            raise OSError(f"Could not write {file.name}: {error.strerror or error}.") from error
+    def _append(self, file: FileIO, metrics: Metrics) -> None:
+        line = (json.dumps(metrics, allow_nan=False) + "\n").encode()
+        with writing(Path(str(file.name))):
+            # A disk that is almost full takes a part.
+            while line:
+                line = line[file.write(line) :]
 
     def close(self) -> None:
         """Close the files."""
         self._file.close()
         if self._machine is not None:
             self._machine.close()
+
+
+def _open(path: Path) -> FileIO:
+    """Open for appending, without a buffer: closing a file must not repeat a write that failed."""
+    with writing(path):
+        return path.open("ab", buffering=0)
 
 
 def _require_known_and_finite(metrics: Metrics) -> None:

@@ -1,11 +1,15 @@
-"""NaN checks: name the non-finite tensor, its agents and the step."""
+"""Checks of values: name the tensor that is not finite, or far outside of its space, and its agents."""
 
 from collections.abc import Mapping
+from typing import Any
 
+from gymnasium import spaces
 from torch import nn
 
 from holdfast.errors import ContractError
+from holdfast.rollout.segments import Segments
 from holdfast.types import Bool, Tensor
+from holdfast.worlds.obs import far_outside
 
 MAX_NAMES = 4
 
@@ -43,6 +47,20 @@ def raise_non_finite_outputs(
         agents = (~mask & valid).nonzero().flatten().tolist()
         if agents:
             raise NonFiniteError(f"{when}: the policy's {name} are not finite for {agent_list(agents)}.")
+
+
+def report_outside_box(segments: Segments, space: spaces.Space[Any]) -> str:
+    """Describe observations far outside of their Box: how many, of which agents; "": there are none."""
+    valid = segments.steps["valid"]
+    outside = far_outside(segments.steps["env_obs"], space, valid.numel()).view_as(valid) & valid
+    count = int(outside.sum())
+    if not count:
+        return ""
+    agents = (outside.any(1).nonzero().flatten() // segments.segments_per_agent).unique().tolist()
+    return (
+        f"{count:,} of {segments.num_valid:,} observations are far outside of their space {space}: "
+        f"{agent_list(agents)}. Training continues; correct the space or the observations."
+    )
 
 
 def agent_list(agents: list[int]) -> str:

@@ -13,7 +13,7 @@ from holdfast.build import config_from
 from holdfast.checkpoint.format import Checkpoint
 from holdfast.checkpoint.run_dir import Log, RunDir, policy_files
 from holdfast.config.run import Config, all_keys, override
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, writing
 from holdfast.memory.kernels import load_plans
 from holdfast.policies import LSTMWrapper
 from holdfast.report.text import format_value, lookup
@@ -58,7 +58,8 @@ class ResumePoint:
         restarted = trainer.restore(saved)
         log_state = get_field(saved.trainer(), "files", dict)
         folder.append_provenance(policy_files(self.config, policy), command)
-        folder.quarantine_newer(saved)
+        with writing(folder.checkpoints):
+            folder.quarantine_newer(saved)
         folder.truncate_logs(log_state, log)
         finished = saved.iteration == self.config.iterations
         hint = "; it is finished: to train longer, set trainer.total_timesteps=N" if finished else ""

@@ -12,11 +12,19 @@ from typing import Any
 
 import torch
 
-from holdfast.build import build_policy, build_teachers, build_training_world, saved_policy_config, select_device
+from holdfast.build import (
+    build_policy,
+    build_teachers,
+    build_training_world,
+    saved_policy_config,
+    select_device,
+    total_memory,
+)
 from holdfast.checkpoint.format import environment
 from holdfast.checkpoint.manager import CheckpointManager
 from holdfast.checkpoint.run_dir import RunDir, create_run_dir, load_weights, policy_files
 from holdfast.config.run import Config, override
+from holdfast.config.sizes import check_sizes, explaining_allocations
 from holdfast.errors import ConfigError
 from holdfast.evaluation.periodic_and_final import check_eval_worlds, final_evaluation, periodic_evaluation
 from holdfast.monitor import AgentTrace
@@ -158,6 +166,8 @@ def _setup(
 ) -> Run:
     """Build everything a run needs; `stack` closes what must be closed."""
     device = select_device(config)
+    check_sizes(config, total_memory(device))
+    stack.enter_context(explaining_allocations(config))
     if config.threads:
         torch.set_num_threads(config.threads)
     # Policies may draw from torch's global generators: seed them, and restore them after the run.
@@ -262,7 +272,7 @@ def _evaluate_if_due(run: Run) -> Metrics:
     # The final evaluation follows the last iteration. Where no episode ends, an evaluation would not either.
     if not interval or iteration % interval or iteration == run.trainer.iterations or not run.trainer.episodes:
         return {}
-    return periodic_evaluation(run.config, run.policy, run.device)
+    return periodic_evaluation(run.config, run.policy, run.device, log=run.console.print)
 
 
 def _score_of(config: Config, metrics: Metrics) -> tuple[bool, float | None]:
@@ -277,7 +287,7 @@ def _final_evaluation(run: Run) -> Metrics:
         return {}
     episodes = run.config.trainer.eval_episodes
     run.console.print(f"evaluating {episodes:,} episodes, with memory intact and cleared")
-    return final_evaluation(run.config, run.policy, run.device)
+    return final_evaluation(run.config, run.policy, run.device, log=run.console.print)
 
 
 def _default_name(config: Config) -> str:

@@ -19,6 +19,7 @@ from holdfast.monitor.training_monitor import is_due
 from holdfast.policies import LSTMWrapper
 from holdfast.report.console import RunNotices
 from holdfast.rollout import Collector, Segments
+from holdfast.rollout.nan_checks import report_outside_box
 from holdfast.rollout.statistics import Throughput
 from holdfast.state_tree import get_field
 from holdfast.types import Tensor
@@ -53,6 +54,7 @@ class Trainer:
         self.episodes = 0.0
         """Finished episodes."""
         self._worker_error: WorkerError | None = None
+        self._checks_boxes = True
         trainer = config.trainer
         self._monitor = TrainingMonitor(policy, world.agents, trainer.monitor, total_steps=config.steps)
         self._collector = Collector(
@@ -74,6 +76,11 @@ class Trainer:
         with self._monitor.resets.track():
             segments = self._collector.rollout(version=self.iteration)
         self._notices.rollout(segments, self.iteration)
+        if self._checks_boxes:
+            report = report_outside_box(segments, self._collector.world.spec.observation_space)
+            # Once.
+            self._checks_boxes = not report
+            self._notices.alarm(report)
         return segments
 
     def check_replay(self, segments: Segments) -> dict[str, float]:

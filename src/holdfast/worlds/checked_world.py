@@ -16,8 +16,10 @@ from holdfast.worlds.save_restore import restore_world, save_world
 from holdfast.worlds.step import ALL, AsyncWorld, PartialStep, Restarted, Step, World
 
 T = TypeVar("T")
+LARGEST_REWARD = 1e15
+"""The sum of squares of larger ones overflows float32, so the value loss would not be finite."""
 VIOLATIONS = {
-    "reward": "got a reward that is not finite",
+    "reward": f"got a reward that is not finite, or beyond {LARGEST_REWARD:g}, where losses overflow; scale rewards",
     "obs": "got an observation that is not finite",
     "outside": "got an observation outside of its discrete observation space",
     "last_obs": "was truncated, and its last_obs is not finite",
@@ -165,7 +167,8 @@ class CheckedWorld(Checked):
         if step.last_obs is not None:
             last_obs = step.truncated & _not_finite(step.last_obs)
         masks = {
-            "reward": acting & ~step.reward.isfinite(),
+            # Not `>`: a comparison with NaN is false.
+            "reward": acting & ~(step.reward.abs() <= LARGEST_REWARD),
             "obs": step.valid & _not_finite(step.obs),
             "outside": step.valid & out_of_range(step.obs, self.spec.observation_space),
             "last_obs": last_obs,

@@ -59,6 +59,33 @@ def out_of_range(obs: Obs, space: spaces.Space[Any]) -> Bool[Tensor, " A"]:
     return ((leaf < low) | (leaf > high)).reshape(len(leaf), -1).any(1)
 
 
+FAR = 0.1
+"""Part of the width of a Box; observations may leave it by that much, by rounding for example."""
+
+
+def far_outside(obs: Obs, space: spaces.Space[Any], rows: int) -> Bool[Tensor, " rows"]:
+    """Return which of `rows` rows have a value far outside of a Box."""
+    parts = subspaces(space)
+    if parts:
+        td = cast("TensorDictBase", obs)
+        return torch.stack([far_outside(td[name], part, rows) for name, part in parts.items()]).any(0)
+    leaf = cast("Tensor", obs)
+    if not isinstance(space, spaces.Box) or _covers_dtype(space):
+        return torch.zeros(rows, dtype=torch.bool, device=leaf.device)
+    low, high = (torch.as_tensor(bound, dtype=torch.float32, device=leaf.device) for bound in (space.low, space.high))
+    margin = torch.where((high - low).isfinite(), FAR * (high - low), 1.0)
+    return ((leaf < low - margin) | (leaf > high + margin)).reshape(rows, -1).any(1)
+
+
+def _covers_dtype(space: spaces.Box) -> bool:
+    """Whether every value of the dtype is in a Box, as for bytes from 0 to 255."""
+    dtype = np.dtype(space.dtype)
+    if dtype.kind not in "iu":
+        return dtype.kind == "b" or not (np.isfinite(space.low).any() or np.isfinite(space.high).any())
+    limits = np.iinfo(dtype.name)
+    return bool((space.low == limits.min).all() and (space.high == limits.max).all())
+
+
 def empty_obs(space: spaces.Space[Any]) -> Obs:
     """Return an empty batch `[0, ...]` with the structure and dtypes of a space."""
     return zero_obs(space, rows=0)

@@ -329,3 +329,18 @@ def test_close_after_a_worker_died_in_a_step():
     kill(processes)
     world.close()
     assert not any(process.is_alive() for process in processes)
+
+
+class Undecided(SyncVectorEnv):
+    """A vector environment that returns None for a flag."""
+
+    def step(self, actions):
+        obs, reward, terminated, truncated, info = super().step(actions)
+        return obs, reward, [*terminated[:-1], None], truncated, info
+
+
+def test_a_flag_that_is_none_names_the_agent():
+    world = GymWorld(3, env=Undecided([Copying] * 3))
+    world.reset()
+    with pytest.raises(ContractError, match=r"agent 2, step 1: terminated is .*None\]; it must be a number, True or F"):
+        world.step(torch.zeros(3, dtype=torch.long))

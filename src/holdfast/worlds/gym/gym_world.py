@@ -179,6 +179,10 @@ class VectorEnvWorld:
         return last_obs
 
     def _column(self, name: str, values: Any, dtype: type[np.generic]) -> np.ndarray:
+        if np.asarray(values).dtype.kind not in "fiub":
+            # None would silently become False or NaN.
+            agent = next((number for number, value in enumerate(values) if value is None), None)
+            raise EnvError(f"{name} is {values}; it must be a number, True or False for each agent", agent)
         column = np.array(values, dtype=dtype)
         if column.shape != (self.agents,):
             raise EnvError(f"{name} is {list(column.shape)}; there are {self.agents} agents")
