@@ -18,7 +18,8 @@ slow: $(READY) $(VENV)/.envpool $(VENV)/tensordict-oldest/.ready
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
 	PYTHONPATH=$(VENV)/tensordict-oldest $(BIN)/python -m pytest -n 2 -m "not slow" \
 		--ignore tests/memory/kernels tests/memory tests/rollout tests/learn \
-		tests/policies/test_lstm_wrapper.py tests/policies/test_recurrent_policy.py tests/policies/test_binding.py
+		tests/policies/test_lstm_wrapper.py tests/policies/test_recurrent_policy.py tests/policies/test_binding.py \
+		tests/check/adapters/test_libraries.py
 
 lint: $(READY)
 	$(BIN)/ruff format --check .
@@ -59,9 +60,10 @@ $(VENV)/.envpool: $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[envpool]'
 	touch $@
 
-# The oldest supported tensordict, which `make slow` puts in front of the environment.
-$(VENV)/tensordict-oldest/.ready: $(READY)
-	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(dir $@) 'tensordict==0.14.0'
+# The oldest supported tensordict, which `make slow` puts in front of the environment, and libraries that need it.
+$(VENV)/tensordict-oldest/.ready: $(READY) Makefile
+	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(dir $@) tensordict==0.14.0 \
+		torchrl==0.14.1 sb3-contrib==2.9.2 stable-baselines3==2.9.2 pandas==3.1.1
 	touch $@
 
 clean:

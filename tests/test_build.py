@@ -13,6 +13,19 @@ CPU = torch.device("cpu")
 SMALL = override(find_recipe("recall"), LEAST)
 
 
+@pytest.mark.parametrize("name", ["fast", "component:latent_attn_tiny"])
+def test_encoder_init_is_for_attention_policies(name):
+    keys = {"policy.encoder_init": "original"}
+    config = override(SMALL, {**keys, "policy": "latent_attn_tiny"})
+    world = build_world(config, CPU, agents=4, seed=0)
+    weight = build_policy(config, world, CPU).get_parameter("encoder.embedding.embedding.weight")
+    assert weight.std() < 0.03
+    with pytest.raises(
+        ConfigError, match=f"encoder_init=original is for latent_attn_tiny, .*leave it out for policy={name}"
+    ):
+        build_policy(override(SMALL, {**keys, "policy": name}), world, CPU)
+
+
 def test_select_device_without_a_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert select_device(Config(device="auto")) == select_device(Config(device="cpu")) == CPU

@@ -76,7 +76,7 @@ def build_training_world(config: Config, device: torch.device, seed: int) -> Wor
 def build_policy(config: Config, world: World, device: torch.device) -> LSTMWrapper:
     """Build the configured policy for a world."""
     options = config.policy
-    sizes = options.model_dump(include={"hidden_size", "num_layers", "memory", "memory_init"})
+    sizes = options.model_dump(include={"hidden_size", "num_layers", "memory", "memory_init", "encoder_init"})
     policy = make_policy(
         options.name,
         world,

@@ -48,6 +48,15 @@ def test_every_policy_learns_with_memory(tmp_path, policy, steps):
     assert run.metrics["eval/return_mean_memory_cleared"] <= 0.30
 
 
+def test_largest_attention_policy_learns_with_memory(tmp_path):
+    # Two cues and a short delay: each step takes three times as long as those of latent_attn_tiny.
+    keys = {"world.delay": 2, "world.cues": 2, "policy.hidden_size": 64, "policy.num_layers": 1}
+    keys |= {"policy": "latent_attn_med", "trainer.total_timesteps": 3e4, "trainer.eval_episodes": 500}
+    run = holdfast.train("recall", {**keys, "run": "x", "runs_dir": str(tmp_path)})
+    assert run.metrics["eval/return_mean"] >= 0.95
+    assert run.metrics["eval/return_mean_memory_cleared"] <= 0.6
+
+
 @pytest.mark.parametrize("truncate", [False, True])
 def test_replay_is_exact_over_a_complete_run(tmp_path, truncate):
     keys = {"world.delay": "4..24", "world.truncate": truncate, "trainer.total_timesteps": 2e5}

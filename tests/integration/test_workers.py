@@ -79,14 +79,15 @@ WORLDS = {
 def test_metrics_do_not_depend_on_the_number_of_workers(tmp_path, kind):
     # Few iterations suffice: a difference stays.
     few = {"trainer__total_timesteps": 192, "trainer__checkpoint_interval": 0, **WORLDS[kind]}
-    runs = {workers: train(tmp_path, f"w{workers}", workers, **few) for workers in (1, 2, 4)}
+    runs = {workers: train(tmp_path, f"w{workers}", workers, **few) for workers in (1, 4)}
     lines = {workers: lines_of(run.folder) for workers, run in runs.items()}
-    assert lines[1] == lines[2] == lines[4]
+    assert lines[1] == lines[4]
     assert max(line.get("memory/replay_error", 0.0) for line in lines[1]) <= 1e-5
-    # With one group, the same as without workers.
-    alone = train(tmp_path, "alone", 0, **few)
+    # With one group, the same as without workers; with more, smaller batches may round differently.
+    alone = lines_of(train(tmp_path, "alone", 0, **few).folder)
     at_once = train(tmp_path, "at_once", 2, trainer__async_factor=1, **few)
-    assert lines_of(alone.folder) == lines_of(at_once.folder)
+    assert alone == lines_of(at_once.folder)
+    assert lines[1] == [pytest.approx(line, rel=1e-3, abs=1e-6) for line in alone]
 
 
 def test_training_steps_run_in_workers(tmp_path, monkeypatch):
@@ -119,8 +120,31 @@ def test_run_with_workers_resumes_bit_for_bit(tmp_path, monkeypatch):
     assert not parts.finished
     assert holdfast.train(resume=parts.folder).finished
     assert apart(whole.folder, parts.folder) == []
-    with pytest.raises(holdfast.errors.ConfigError, match=r"trainer.num_workers=4 cannot change"):
-        holdfast.train(resume=parts.folder, overrides={"trainer.num_workers": 4})
+
+
+def sizes(workers, groups):
+    return {"trainer.num_workers": workers, "trainer.async_factor": groups}
+
+
+@pytest.mark.parametrize("layouts", [[(2, 1), (0, 1)], [(0, 1), (4, 1)], [(1, 2), (4, 2)]])
+def test_numbers_of_workers_may_change_on_resume(tmp_path, monkeypatch, layouts):
+    keys = {"trainer__total_timesteps": 128, "trainer__eval_episodes": 2}
+    whole = train(tmp_path, "whole", None, **keys, **sizes(*layouts[-1]))
+    with monkeypatch.context() as patched:
+        stopping(patched, Collector, "rollout", 2, ask)
+        parts = train(tmp_path, "parts", None, **keys, **sizes(*layouts[0]))
+    assert not parts.finished
+    assert holdfast.train(resume=parts.folder, overrides=sizes(*layouts[1])).finished
+    assert apart(whole.folder, parts.folder) == []
+
+
+def test_agents_of_a_restarted_worker_cannot_change_workers(tmp_path):
+    keys = {"world": "helpers.faulty_worlds:Faulty", "world__delay": None, "world__marker": str(tmp_path / "marker")}
+    run = train(tmp_path, "x", 2, trainer__restart_workers=True, **keys)
+    more = {"trainer.total_timesteps": 448}
+    with pytest.raises(holdfast.errors.ConfigError, match=r"type trainer.num_workers=2 trainer.async_factor=2\.$"):
+        holdfast.train(resume=run.folder, overrides={**more, "trainer.num_workers": 0})
+    assert holdfast.train(resume=run.folder, overrides=more).finished
 
 
 def test_resume_after_an_interrupted_first_rollout(tmp_path, monkeypatch):

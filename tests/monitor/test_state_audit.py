@@ -33,8 +33,8 @@ from holdfast.worlds.gym import GymWorld
 def watch(policy, world, rollouts=3, segments=2):
     """Live some rollouts; return what was counted in each, what was told in all, and the counter."""
     resets, told = ResetAudit(policy, world.agents), []
-    heard = Overheard(Overheard(world, resets.on_step), told.append)
-    collector = Collector(heard, policy, length=segments * T, horizon=T, seed=0)
+    heard = Overheard(world, told.append)
+    collector = Collector(heard, policy, length=segments * T, horizon=T, seed=0, on_step=resets.on_step)
     found = []
     for version in range(rollouts):
         with resets.track():
@@ -115,7 +115,7 @@ def test_repeated_first_without_action():
     assert pairs(found) == [(3, 3), (0, 0), (0, 0)]
 
 
-def test_pending_step_counts_in_next_rollout():
+def test_resets_count_in_the_rollout_whose_step_they_are_due_in():
     ended = torch.zeros(2, 60, dtype=torch.bool)
     ended[0, 2 * T] = ended[1, 4 * T - 1] = True
     found, _, _ = watch(make_reader(), Scripted(2, 60, terminated=ended))
@@ -133,7 +133,6 @@ def watch_unguarded(world, steps=6):
             resets.on_step(step)
             policy(own.step_to_td(step, 0, torch.zeros(world.agents)))
             step = world.step(torch.zeros(world.agents, dtype=torch.long))
-        resets.on_step(step)
     return pairs([resets.pop_metrics()])
 
 
@@ -155,7 +154,6 @@ def test_resets_in_replay_do_not_count():
     with resets.track():
         resets.on_step(step)
         bootstrap_value(policy, policy.lstm.cell.initial(3), step.obs, step.first, step.trial)
-        resets.on_step(world.step(torch.zeros(3)))
     assert pairs([resets.pop_metrics()]) == [(0, 3)]
 
 
@@ -234,7 +232,7 @@ def test_cell_called_twice_counts_one_reset(ticks):
 def test_untracked_resets_are_missing():
     policy, world = make_small(), scripted()
     resets = ResetAudit(policy, world.agents)
-    Collector(Overheard(world, resets.on_step), policy, length=T, horizon=T, seed=0).rollout(0)
+    Collector(world, policy, length=T, horizon=T, seed=0, on_step=resets.on_step).rollout(0)
     found = resets.pop_metrics()
     assert found["memory/resets"] == 0 < found["memory/resets_due"]
 
@@ -243,7 +241,7 @@ def test_resets_of_evaluation_copies_do_not_count():
     world = make_world("recall", agents=4)
     policy = make_policy("fast", world, hidden_size=8)
     resets = ResetAudit(policy, 4)
-    collector = Collector(Overheard(world, resets.on_step), policy, length=T, horizon=T, seed=0)
+    collector = Collector(world, policy, length=T, horizon=T, seed=0, on_step=resets.on_step)
     with resets.track():
         collector.rollout(0)
     evaluate(policy, make_world("recall", agents=4, seed=1), episodes=8)

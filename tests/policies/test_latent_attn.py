@@ -60,6 +60,16 @@ def test_latent_attn_initialization():
     assert queries.std().item() == pytest.approx(0.02, rel=0.2)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_original_initialization(kind):
+    torch.manual_seed(0)
+    encoder = kind(ORIGINAL, encoder_init="original").encoder
+    assert encoder.embedding.embedding.weight[:PADDING].std().item() == pytest.approx(0.02, rel=0.1)
+    # The last norm gives every encoding about the same norm, the blank one too.
+    with torch.no_grad():
+        assert float(encoder(rows_of([], tokens=9)).norm()) > 3
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("options", [{}, {"hidden_size": 24, "num_layers": 1, "clear_on": "never"}])
 def test_make_policy_by_name_and_unroll(name, options):

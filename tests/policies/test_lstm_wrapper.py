@@ -105,6 +105,16 @@ def test_reset_of_a_slice_without_memory_is_ignored(policy):
     assert set(policy.lstm_h) == {0}
 
 
+@pytest.mark.parametrize("key", ["batch", "bptt"])
+def test_wrong_batch_or_bptt_is_refused(policy, key):
+    td = batch(3)
+    td["batch"], td["bptt"] = torch.full((3,), 3), torch.full((3,), 1)
+    policy(td)
+    td[key] = torch.full((3,), 7)
+    with pytest.raises(ContractError, match=rf"td\['{key}'\] is 7; this is a batch of 3 rows of 1 steps\. Set it to"):
+        policy(td)
+
+
 @pytest.mark.parametrize("flag", ["dones", "truncateds"])
 def test_dones_or_truncateds_alone_clear(policy, flag):
     policy(batch(3))

@@ -82,6 +82,18 @@ def step_of(rewards, ended):
     return Step(torch.zeros(len(rewards), 1), torch.tensor(rewards), torch.tensor(ended), no, no, ~no, no)
 
 
+def test_sums_do_not_depend_on_which_agents_arrive_first():
+    returns, both = [0.1, 1e15, 0.7], []
+    for order in ([0, 1, 2], [2, 1, 0]):
+        episodes = EpisodeStatistics(3, (), CPU)
+        for _ in range(3):
+            episodes.on_action(torch.ones(3, dtype=torch.bool))
+            for agent in order:
+                episodes.on_step(step_of([returns[agent]], [True]), slice(agent, agent + 1))
+        both.append(episodes.pop())
+    assert both[0] == both[1]
+
+
 def test_episode_statistics_per_world_of_a_mixture():
     episodes = EpisodeStatistics(3, (("a", 1), ("b", 2)), CPU)
     episodes.on_action(torch.ones(3, dtype=torch.bool))

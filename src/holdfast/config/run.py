@@ -36,6 +36,10 @@ class PolicyConfig(ConfigBase):
     memory_init: Literal["auto", "standard", "original"] = Field(
         default="auto", description="auto (the policy's default), standard: forget bias 1, original: all biases 1"
     )
+    encoder_init: Literal["auto", "standard", "original"] = Field(
+        default="auto",
+        description="of latent_attn_*: standard (auto), original: small feature embeddings, encodings not scaled down",
+    )
     kernel: Literal["auto", "torch", "triton"] = Field(
         default="auto",
         description="kernel of LSTM and GRU: torch, triton (GPU only), auto: triton on a GPU, else torch",

@@ -10,7 +10,7 @@ from tensordict import TensorDict
 from holdfast.errors import ContractError
 from holdfast.memory import Cell, MultiCell, saturation
 from holdfast.policies import LSTMWrapper
-from holdfast.state_tree import get_field, get_tensor_like
+from holdfast.state_tree import get_tensor_like
 from holdfast.types import Bool, Float, Int, Tensor
 from holdfast.worlds import Step
 from holdfast.worlds.obs import tensors_of
@@ -116,7 +116,8 @@ class ResetAudit:
         no_agents = torch.zeros(agents, dtype=torch.bool, device=device)
         # Agents that need a reset, and agents that have acted since the last start or end.
         self._expected, self._has_acted = ~no_agents, no_agents.clone()
-        # Of the last step, which is compared when the next one comes: resets due, valid agents, resets made.
+        # Of the last step, which is compared when the next one comes or the rollout ends: resets due, valid agents,
+        # resets made.
         self._pending: Tensor | None = None
         self._valid, self._cleared = no_agents, dict[Cell, Tensor]()
         self._rows: slice | Tensor = ALL
@@ -156,37 +157,26 @@ class ResetAudit:
         """
         if not self._memories:
             return {}
+        self._close()
         made, missing, extra = self._counts.tolist()
         self._counts.zero_()
         return {"memory/resets": made if missing else made + extra, "memory/resets_due": made + missing}
 
-    def state(self) -> dict[str, Any]:
-        """Return the expected resets, the counts, and the last step, which is not compared yet."""
-        no_agents = torch.zeros_like(self._valid)
+    def state(self) -> dict[str, Tensor]:
+        """Return the expected resets and the counts."""
+        self._close()
         return {
             "expected": self._expected,
             "has_acted": self._has_acted,
-            "valid": self._scatter(self._valid),
             "age": self.age,
             "counts": self._counts,
-            "pending": None if self._pending is None else self._scatter(self._pending),
-            "cleared": [self._scatter(self._cleared.get(memory, no_agents)) for memory in self._memories],
         }
 
     def restore(self, saved: Any) -> None:
         """Restore what `state` returned."""
-        self._rows = ALL
-        self._expected, self._has_acted, self._valid = (
-            get_tensor_like(saved, key, self._expected) for key in ("expected", "has_acted", "valid")
+        self._expected, self._has_acted, self.age, self._counts = (
+            get_tensor_like(saved, key, like) for key, like in self.state().items()
         )
-        self.age = get_tensor_like(saved, "age", self.age)
-        self._counts = get_tensor_like(saved, "counts", self._counts)
-        is_pending = isinstance(saved["pending"], Tensor)
-        self._pending = get_tensor_like(saved, "pending", self._expected) if is_pending else None
-        masks = dict(enumerate(get_field(saved, "cleared", list)))
-        cleared = {cell: get_tensor_like(masks, k, self._expected) for k, cell in enumerate(self._memories)}
-        # Without a pending step there are no resets, and the next step may be of some agents only.
-        self._cleared = cleared if is_pending else {}
 
     def reset_agents(self, mask: Bool[Tensor, " A"]) -> None:
         """Expect a reset of restarted agents, which leave their episodes without an end."""
@@ -206,12 +196,6 @@ class ResetAudit:
             before = self._cleared.get(memory)
             self._cleared[memory] = clear.clone() if before is None else before | clear
 
-    def _scatter(self, mask: Bool[Tensor, " N"]) -> Bool[Tensor, " A"]:
-        """Expand a mask of the last step's agents to all agents."""
-        full = torch.zeros_like(self._expected)
-        full[self._rows] = mask
-        return full
-
     def _close(self) -> None:
         """Compare the resets due in the last step with those made: by now every cell was called."""
         if self._pending is None:
@@ -221,7 +205,7 @@ class ResetAudit:
         due, all_cells, any_cell = self._pending, cleared.all(0), cleared.any(0)
         self._counts += torch.stack([due & all_cells, due & ~all_cells, any_cell & ~due]).sum(1)
         self.age[self._rows] = torch.where(all_cells, 0, self.age[self._rows]) + self._valid
-        self._cleared = {}
+        self._pending, self._cleared = None, {}
 
 
 @torch.no_grad()

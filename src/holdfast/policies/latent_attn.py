@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
@@ -18,8 +18,10 @@ from holdfast.types import Bool, Float, Tensor, UInt8
 from holdfast.worlds.step import Feature, WorldSpec
 from holdfast.worlds.tokens import GLOBAL, PADDING, empty, shorten
 
-EMBEDDING_STD = 1.0
-"""As large as the Fourier codes beside it; at 0.02 features are hard to tell apart."""
+EMBEDDING_STD, ORIGINAL_STD = 1.0, 0.02
+"""Of feature embeddings: as large as the Fourier codes beside them; at 0.02 features are hard to tell apart."""
+EncoderInit = Literal["standard", "original"]
+"""`original`: small feature embeddings, and encodings as large as the last norm makes them."""
 
 
 def strip_padding(obs: UInt8[Tensor, "N M 3"]) -> UInt8[Tensor, "N M2 3"]:
@@ -52,12 +54,19 @@ class TokenEmbedding(NamedModule):
 
     named_kind = "features"
 
-    def __init__(self, features: Sequence[Feature], window: tuple[int, int], embedding: int, frequencies: int) -> None:
+    def __init__(
+        self,
+        features: Sequence[Feature],
+        window: tuple[int, int],
+        embedding: int,
+        frequencies: int,
+        std: float = EMBEDDING_STD,
+    ) -> None:
         super().__init__()
         self.require_room(features, ())
         self.size = embedding + 4 * frequencies + 1
         self.embedding = nn.Embedding(256, embedding, padding_idx=PADDING)
-        nn.init.trunc_normal_(self.embedding.weight, std=EMBEDDING_STD)
+        nn.init.trunc_normal_(self.embedding.weight, std=std)
         with torch.no_grad():
             self.embedding.weight[PADDING] = 0.0
         rows, columns = window
@@ -268,9 +277,17 @@ def scale_down(attention: CrossAttention | SelfAttention, *blank: Tensor) -> Non
 class AttentionEncoder(nn.Module):
     """Tokens -> embeddings -> learned queries -> one feature vector."""
 
-    def __init__(self, features: Sequence[Feature], window: tuple[int, int], sizes: AttentionSizes, out: int) -> None:
+    def __init__(
+        self,
+        features: Sequence[Feature],
+        window: tuple[int, int],
+        sizes: AttentionSizes,
+        out: int,
+        init: EncoderInit = "standard",
+    ) -> None:
         super().__init__()
-        self.embedding = TokenEmbedding(features, window, sizes.embedding, sizes.frequencies)
+        std = EMBEDDING_STD if init == "standard" else ORIGINAL_STD
+        self.embedding = TokenEmbedding(features, window, sizes.embedding, sizes.frequencies, std)
         cross_only = sizes.self_layers == 0
         self.cross_attention = CrossAttention(
             self.embedding.size,
@@ -284,6 +301,8 @@ class AttentionEncoder(nn.Module):
         self.self_attention = (
             None if cross_only else SelfAttention(SIZE, heads=sizes.heads, layers=sizes.self_layers, out=out)
         )
+        if init == "original":
+            return
         with torch.no_grad():
             blank = self.embedding(empty(1, 1, self.embedding.codes.device))
             scale_down(self.cross_attention, *blank)
@@ -303,10 +322,18 @@ class _LatentAttn(RecurrentPolicy):
 
     sizes: ClassVar[AttentionSizes]
 
-    def __init__(self, spec: WorldSpec, hidden_size: int = 128, num_layers: int = 2, **memory: Any) -> None:
+    def __init__(
+        self,
+        spec: WorldSpec,
+        hidden_size: int = 128,
+        num_layers: int = 2,
+        *,
+        encoder_init: EncoderInit = "standard",
+        **memory: Any,
+    ) -> None:
         require_tokens(type(self).__name__, spec)
         super().__init__(128, hidden_size, num_layers, **memory)
-        self.encoder = AttentionEncoder(spec.features, spec.window, self.sizes, out=128)
+        self.encoder = AttentionEncoder(spec.features, spec.window, self.sizes, out=128, init=encoder_init)
         self.critic = Critic(hidden_size)
         self.actor = BilinearActor(hidden_size, spec.action_names)
 

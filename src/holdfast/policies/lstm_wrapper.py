@@ -28,6 +28,16 @@ def slice_start(td: TensorDictBase) -> int:
     return int(torch.as_tensor(td["training_env_id_start"]).flatten()[0])
 
 
+def require_rows_and_steps(td: TensorDictBase, B: int, T: int) -> None:
+    """Require that `batch` and `bptt`, where a TensorDict has them, are its rows B and steps T."""
+    for key, number in (("bptt", T), ("batch", B)):
+        if key in td and td.numel() and int(td[key].flatten()[0]) != number:
+            raise ContractError(
+                f"td[{key!r}] is {td[key].flatten()[0]}; this is a batch of {B} rows of {T} steps. Set it to {number}, "
+                "or leave it out."
+            )
+
+
 Memory = tuple[dict[int, Tensor], ...]
 
 
@@ -146,6 +156,7 @@ class LSTMWrapper(nn.Module):
         self, td: TensorDictBase, B: int, TT: int, device: torch.device | str
     ) -> tuple[Tensor, Tensor, int]:
         """Read the state of this call's agents, and pass the call's resets to `self.lstm`."""
+        require_rows_and_steps(td, B, TT)
         clear_BT = reset_mask(td, self.clear_on).reshape(B, TT).to(device)
         valid_BT = td["valid"].bool().reshape(B, TT).to(device) if "valid" in td else None
         env_id = 0 if self.store.is_replaying else slice_start(td)

@@ -12,7 +12,7 @@ from tensordict import TensorDict, TensorDictBase
 from holdfast.errors import ContractError
 from holdfast.memory.cell import Mask
 from holdfast.memory.episode_resets import reset_mask
-from holdfast.policies.lstm_wrapper import LSTMWrapper, slice_start
+from holdfast.policies.lstm_wrapper import LSTMWrapper, require_rows_and_steps, slice_start
 from holdfast.types import Float, Shaped, Tensor
 from holdfast.worlds.obs import Obs, device_of, mask_invalid
 
@@ -174,9 +174,8 @@ def _rows_and_steps(td: TensorDictBase) -> tuple[int, int]:
             raise ContractError(f"A flat batch of {td.batch_size[0]} is not rows of bptt={T} steps.")
     else:
         raise ContractError(f"A policy takes batches [B] or [B,T]; this one is {td.batch_size}.")
+    require_rows_and_steps(td, B, T)
     for key, number in (("bptt", T), ("batch", B)):
-        if key in td and td.numel() and int(td[key].flatten()[0]) != number:
-            raise ContractError(f"td[{key!r}] is {td[key].flatten()[0]}; this is a batch of {B} rows of {T} steps.")
         if key not in td:
             device = device_of(td["env_obs"])
             td[key] = torch.full(td.batch_size, number, dtype=torch.long, device=device)

@@ -40,8 +40,14 @@ def make_policy(name: str, world: World | WorldSpec, *, seed: int | None = None,
     """
     build = find_policy("fast" if name == "auto" else name)
     spec = world if isinstance(world, WorldSpec) else world.spec
+    signature = inspect.signature(build)
+    if "encoder_init" in options and "encoder_init" not in signature.parameters:
+        raise ConfigError(
+            f"policy.encoder_init={options['encoder_init']} is for latent_attn_tiny, latent_attn_small and "
+            f"latent_attn_med; leave it out for policy={name}."
+        )
     try:
-        inspect.signature(build).bind(spec, **options)
+        signature.bind(spec, **options)
     except TypeError as error:
         raise ConfigError(
             f"policy={name} cannot be made ({error}); write def __init__(self, spec, hidden_size=64, "

@@ -24,7 +24,8 @@ class EpisodeStatistics:
         self._running = torch.zeros(agents, 3, dtype=torch.float64, device=device)
         self._acted = torch.zeros(agents, dtype=torch.bool, device=device)
         self._part = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts)).to(device)
-        self._totals = torch.zeros(len(counts), 3, dtype=torch.float64, device=device)
+        # Per agent, in the order of its steps: sums must not depend on which agents arrive first.
+        self._totals = torch.zeros_like(self._running)
 
     def on_step(self, step: Step, rows: slice | Tensor = ALL) -> None:
         """Count a world step of some agents; a reward without an action does not count."""
@@ -32,8 +33,7 @@ class EpisodeStatistics:
         running[:, 1] += torch.where(self._acted[rows], step.reward, 0.0)
         ended = step.terminated | step.truncated
         running[:, 0] = ended
-        finished = torch.where(ended[:, None], running, 0.0)
-        self._totals.index_add_(0, self._part[rows], finished)
+        self._totals[rows] += torch.where(ended[:, None], running, 0.0)
         self._running[rows] = torch.where(ended[:, None], 0.0, running)
 
     def on_action(self, valid: Tensor, rows: slice | Tensor = ALL) -> None:
@@ -43,10 +43,12 @@ class EpisodeStatistics:
 
     def pop(self) -> dict[str, float]:
         """Return means since the last call, overall and per world of a mixture, and reset them."""
-        named = {"": self._totals.sum(0).tolist()}
+        totals = torch.zeros(max(1, len(self._parts)), 3, dtype=torch.float64, device=self._totals.device)
+        totals.index_add_(0, self._part, self._totals)
+        named = {"": totals.sum(0).tolist()}
         if self._parts:
             labels = [f"@{label}" for label, _ in self._parts]
-            named |= dict(zip(labels, self._totals.tolist(), strict=True))
+            named |= dict(zip(labels, totals.tolist(), strict=True))
         self._totals.zero_()
         metrics: dict[str, float] = {}
         for label, (episodes, returns, lengths) in named.items():

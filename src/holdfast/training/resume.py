@@ -23,7 +23,7 @@ from holdfast.training.trainer import Trainer
 FIXED = (
     *("run", "runs_dir", "seed", "world.", "policy.", "memory."),
     *("trainer.batch_size", "trainer.bptt_horizon", "trainer.stale", "trainer.burn_in"),
-    *("trainer.optimizer.name", "trainer.teachers", "trainer.num_workers", "trainer.async_factor"),
+    *("trainer.optimizer.name", "trainer.teachers"),
 )
 """Keys and prefixes of keys that a resumed run cannot change: the saved state depends on them."""
 FREE = ("policy.kernel", "policy.compile")

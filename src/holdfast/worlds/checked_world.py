@@ -12,6 +12,7 @@ from holdfast.errors import ContractError, HoldfastError, one_line
 from holdfast.state_tree import get_field, get_tensor_like
 from holdfast.types import Bool, Int, Shaped, Tensor
 from holdfast.worlds.obs import Obs, StepSchema, out_of_range, tensors_of
+from holdfast.worlds.reshard import reshard
 from holdfast.worlds.save_restore import restore_world, save_world
 from holdfast.worlds.step import ALL, AsyncWorld, PartialStep, Restarted, Step, World
 
@@ -103,7 +104,8 @@ class CheckedWorld(Checked):
         return {"world": world, "steps": self._steps, **tracked}
 
     def restore(self, state: Mapping[str, Any]) -> Restarted | None:
-        """Restore the world and the checks."""
+        """Restore the world and the checks; the state may be that of the world in worker processes."""
+        (state,) = reshard(state, 0, 1, self.state)
         steps = get_field(state, "steps", int)
         likes = {name: torch.zeros(self.agents, dtype=dtype) for name, dtype in TRACKED.items()}
         tracked = {f"_{name}": get_tensor_like(state, name, like) for name, like in likes.items()}

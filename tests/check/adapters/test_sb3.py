@@ -1,4 +1,4 @@
-"""The sb3-contrib adapter without the library; `make check-peers` runs it with it."""
+"""The sb3-contrib adapter without the library; test_libraries.py runs it with it."""
 
 import importlib.util
 import sys

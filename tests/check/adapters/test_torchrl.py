@@ -1,4 +1,4 @@
-"""The TorchRL adapter without the library; `make check-peers` runs it with it."""
+"""The TorchRL adapter without the library; test_libraries.py runs it with it."""
 
 import importlib.util
 from types import SimpleNamespace

@@ -140,7 +140,6 @@ def test_episode_that_does_not_replay_restarts():
     [
         ({"simulations": []}, "0 simulations"),
         ({"seed": 9}, "seed=9"),
-        ({"first": 3}, "first=3"),
     ],
 )
 def test_state_of_another_world_is_rejected(change, message):

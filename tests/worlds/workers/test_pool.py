@@ -63,7 +63,7 @@ def test_worker_steps_equal_those_of_one_process_and_nothing_leaks():
         assert all(same(shared.step(acts(shared, clock)), ahead[clock - 30]) for clock in range(30, 36))
         whole.restore(whole.state())
         assert same(shared.reset(), make_world("recall", 8, seed=3, delay=(0, 5), truncate=True).reset())
-        with pytest.raises(ContractError, match="workers"):
+        with pytest.raises(ContractError, match="of every worker"):
             shared.restore({**state, "workers": 3})
         pids = shared.pids
         assert not gone(pids)

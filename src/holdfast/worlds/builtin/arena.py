@@ -61,9 +61,8 @@ class Arena(TensorWorld):
             agents_per_env=AGENTS_PER_MAP,
         )
         super().__init__(agents, spec, seed=seed, device=device)
-        self._map, self._sizes = torch.arange(agents // AGENTS_PER_MAP, device=device), (size, walls, resources)
         # The number that seeds a map; in a shard of a larger world it is not the row.
-        self._number = self._map
+        self._number, self._sizes = torch.arange(agents // AGENTS_PER_MAP, device=device), (size, walls, resources)
         self._draw_maps(*self._sizes)
         self._make_tables(size + 2 * VIEW)
 
@@ -72,7 +71,7 @@ class Arena(TensorWorld):
         super().set_agent_offset(first_agent)
         if first_agent % AGENTS_PER_MAP:
             raise ConfigError(f"A shard of arena starts at a multiple of {AGENTS_PER_MAP}, not at agent {first_agent}.")
-        self._number = self._map + first_agent // AGENTS_PER_MAP
+        self._number = self._number + first_agent // AGENTS_PER_MAP
         self._draw_maps(*self._sizes)
 
     def _draw_maps(self, size: int, walls: int, resources: int) -> None:
@@ -93,8 +92,8 @@ class Arena(TensorWorld):
         order = torch.where(wall, 2**62, keys).argsort(1)
         self._free = (~wall).sum(1, keepdim=True).clamp(min=1)
         width = size + 2 * VIEW
-        inside = (order // size + VIEW) * width + order % size + VIEW
-        self._spots = inside + self._map[:, None] * width * width
+        # Cells are numbered within their map, so that a saved map can move to another shard.
+        self._spots = (order // size + VIEW) * width + order % size + VIEW
         self._slot = torch.arange(AGENTS_PER_MAP, device=device)
         self._left, self._turn = torch.zeros_like(self._free, dtype=torch.int32), torch.zeros_like(self._free)
         self._at, self._ripe = self._spots[:, :AGENTS_PER_MAP].clone(), self._fresh.clone()
@@ -129,10 +128,10 @@ class Arena(TensorWorld):
         torch.where(maps, self._fresh, self._ripe, out=self._ripe)
 
     def _transition(self, actions: Int[Tensor, " A"]) -> Outcome:
-        target = self._at + self._moves[actions.long()].view_as(self._at)
-        torch.where(self._blocked[target], self._at, target, out=self._at)
+        target, offset = self._at + self._moves[actions.long()].view_as(self._at), self._offsets()
+        torch.where(self._blocked[target + offset], self._at, target, out=self._at)
         self._left -= 1
-        flat, at = self._ripe.view(-1), self._at.flatten()
+        flat, at = self._ripe.view(-1), (self._at + offset).flatten()
         since = flat[at].view_as(self._at)
         ripe = since >= self._left
         # Agents that share a cell write the same value, so the order does not matter.
@@ -140,10 +139,16 @@ class Arena(TensorWorld):
         taken = ((self._at[:, :, None] == self._at[:, None, :]) & self._earlier).any(2)
         return Outcome((ripe & ~taken).flatten(), (self._left == 0).expand(-1, AGENTS_PER_MAP).flatten())
 
+    def _offsets(self) -> Int[Tensor, "maps 1"]:
+        """Return the number of each map's first cell among the cells of all maps."""
+        maps, cells = self._ripe.shape
+        return torch.arange(0, maps * cells, cells, device=self._ripe.device)[:, None]
+
     def _observe(self, first: Bool[Tensor, " A"]) -> UInt8[Tensor, "A M 3"]:
         maps = torch.where(self._ripe >= self._left, RESOURCE, self._ground).view(-1)
-        maps.scatter_(0, self._at.flatten(), AGENT)
-        view = self._at.flatten().int()[:, None] + self._window
+        at = (self._at + self._offsets()).flatten()
+        maps.scatter_(0, at, AGENT)
+        view = at.int()[:, None] + self._window
         # Three times as fast on the CPU as maps[view].
         cells = maps.index_select(0, view.view(-1)).view_as(view)
         return tokens.pack(cells, self._places, self.spec.obs_shape[0])

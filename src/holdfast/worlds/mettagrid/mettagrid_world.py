@@ -119,7 +119,6 @@ class MettaGridWorld:
             raise ContractError("Call reset() before state().")
         return {
             "seed": self.seed,
-            "first": self._first,
             "clock": self._clock,
             "simulations": [simulation.state() for simulation in self._simulations],
         }
@@ -127,7 +126,6 @@ class MettaGridWorld:
     def restore(self, state: Mapping[str, Any]) -> Restarted | None:
         """Replay every simulation's episode; where that is impossible, start its next one."""
         require_equal(state, "seed", self.seed)
-        require_equal(state, "first", self._first)
         clock, logs = get_field(state, "clock", int), get_field(state, "simulations", list)
         if len(logs) != len(self._simulations):
             raise mismatch(f"there are {len(logs)} simulations, must be {len(self._simulations)}")

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 
 from holdfast.errors import AgentCountError, ConfigError, ContractError, WorkerError
-from holdfast.state_tree import get_field, get_tensor_like, mismatch, require_equal
+from holdfast.state_tree import get_field, get_tensor_like
 from holdfast.types import Int, Shaped, Tensor
 from holdfast.worlds.checked_world import Checked
 from holdfast.worlds.obs import check_actions
+from holdfast.worlds.reshard import reshard
 from holdfast.worlds.save_restore import placeholder_step
 from holdfast.worlds.step import PartialStep, Restarted, Step, WorldSpec, concat, to_device
 from holdfast.worlds.workers.connections import WorkerGroup
@@ -128,28 +129,30 @@ class WorkerPool(Checked):
             "workers": len(shards),
             "groups": len(self.groups),
             "clocks": list(self._workers.clocks),
-            "in_episode": self._in_episode.clone(),
             "restart_counts": restart_counts,
             "shards": shards,
         }
 
     def restore(self, state: Mapping[str, Any]) -> Restarted | None:
-        """Restore every world; a restarted worker is made with its restart count."""
+        """Restore every world, also from other numbers of workers and groups; a restarted worker keeps its count."""
         self._require_idle("restore()")
-        workers = len(self._workers.connections)
-        require_equal(state, "workers", workers)
-        require_equal(state, "groups", len(self.groups))
-        counts, shards = get_field(state, "restart_counts", list), get_field(state, "shards", list)
-        if [len(worker) for worker in shards] != [len(self.groups)] * workers or len(counts) != workers:
-            raise mismatch("'shards' and 'restart_counts' must be those of every worker, a shard per group")
-        in_episode = get_tensor_like(state, "in_episode", self._in_episode)
-        clocks = get_field(state, "clocks", list)
+        workers, groups = len(self._workers.connections), len(self.groups)
+        shards = reshard(state, workers, groups, lambda: self._workers.states()[0][0])
+        # Without restarts the saved numbers of workers and groups may be others.
+        counts = state["restart_counts"] if any(state.get("restart_counts", ())) else [0] * workers
         for number, count in enumerate(counts):
             if count != self._workers.restart_counts[number]:
                 self._workers.restart_as(number, count)
-        self._in_episode, self._workers.clocks = in_episode, clocks
-        replies = self._workers.request_all("restore", lambda number: {"states": shards[number]})
-        return self._merge_restarted(replies)
+        clock = max(get_field(state, "clocks", list)) if "shards" in state else get_field(state, "steps", int)
+        self._workers.clocks = [clock] * groups
+        replies = self._workers.request_all("restore", lambda number: {"states": shards[number::workers]})
+        restarted = self._merge_restarted(replies)
+        running = torch.ones(self._workers.shard_size, dtype=torch.bool)
+        over = [~running if shard is None else get_tensor_like(shard, "over", running) for shard in shards]
+        self._in_episode = ~torch.cat(over)
+        if restarted is not None:
+            self._in_episode |= restarted.mask.cpu()
+        return restarted
 
     def _require_idle(self, call: str) -> None:
         if self._stepping:
@@ -224,8 +227,10 @@ def _require_equal_specs(values: Sequence[Any], name: str) -> None:
 def _uneven(agents: int, workers: int, groups: int, agents_per_env: int = 1) -> ConfigError:
     multiple = workers * groups * agents_per_env
     nearest = max(1, round(agents / multiple)) * multiple
+    fits = [number for number in range(1, workers) if agents % (number * groups * agents_per_env) == 0]
+    fewer = f" or trainer.num_workers={fits[-1]}" if fits else ""
     envs = "" if agents_per_env == 1 else f" of whole environments of {agents_per_env} agents"
     return ConfigError(
         f"world.agents={agents} cannot be split evenly: trainer.num_workers={workers} and "
-        f"trainer.async_factor={groups} make {workers * groups} shards{envs}; try world.agents={nearest}."
+        f"trainer.async_factor={groups} make {workers * groups} shards{envs}; try world.agents={nearest}{fewer}."
     )
