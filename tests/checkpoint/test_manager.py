@@ -205,3 +205,11 @@ def test_the_final_checkpoint_is_saved_although_all_descriptors_are_used(tmp_pat
             os.close(descriptor)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert message == f"saved {tmp_path}/checkpoints/000001"
+
+
+def test_a_resumed_run_starts_with_its_checkpoint_as_the_latest(tmp_path):
+    folder = RunDir(tmp_path)
+    path = write(folder.checkpoints, 4)
+    manager = make_manager(folder, resumed_from=open_checkpoint(path))
+    assert manager.latest == path
+    assert manager.save_final() == f"the last iteration is saved in {path}"
