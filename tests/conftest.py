@@ -4,7 +4,7 @@ import signal
 import jaxtyping
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 # A runner may ignore these signals, and processes that tests start would inherit that.
 for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
@@ -21,6 +21,8 @@ if not torch.cuda.is_available():
 
 # A shared machine may pause any test: its duration is no error.
 settings.register_profile("calm", deadline=None)
+# `make mutants` needs to know that a test fails, not the smallest example of it.
+settings.register_profile("mutants", deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate])
 settings.load_profile("calm")
 
 

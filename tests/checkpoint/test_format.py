@@ -14,7 +14,14 @@ import holdfast
 from helpers.small_runs import TINY, run, sign
 from holdfast.build import build_policy, build_world, load_policy
 from holdfast.checkpoint import format
-from holdfast.checkpoint.format import FORMAT, TrainingSnapshot, environment, open_checkpoint, write_checkpoint
+from holdfast.checkpoint.format import (
+    FORMAT,
+    TrainingSnapshot,
+    environment,
+    open_checkpoint,
+    policy_manifest,
+    write_checkpoint,
+)
 from holdfast.checkpoint.run_dir import RunDir
 from holdfast.checkpoint.serialization import CorruptFileError, unpack
 from holdfast.cli import main
@@ -373,3 +380,17 @@ def test_a_tensor_of_another_shape_is_refused_by_name(copy):
         match=r"000006: Checkpoint does not match this run: 'reward' is \[9\] torch.float32, must be \[8\]",
     ):
         trainer.restore(open_checkpoint(path))
+
+
+def test_a_policy_without_training_state_is_opened_on_request_only(tmp_path):
+    files = {"config.json": b"{}", "model.safetensors": b"weights"}
+    for name, data in {**files, "checkpoint.json": policy_manifest(files)}.items():
+        (tmp_path / name).write_bytes(data)
+    exported = open_checkpoint(tmp_path, policy_only=True)
+    assert (exported.iteration, exported.global_step, exported.score) == (0, None, None)
+    assert exported.files == set(files)
+    with pytest.raises(CorruptFileError, match=r"does not list trainer_state\.safetensors as a file"):
+        open_checkpoint(tmp_path)
+    saved = write(tmp_path / "checkpoints", 7)
+    assert open_checkpoint(saved, policy_only=True) == open_checkpoint(saved)
+    assert open_checkpoint(saved).iteration == 7

@@ -296,3 +296,11 @@ def test_a_checkpoint_waits_for_the_disk_twice(tmp_path, monkeypatch):
     files = [tmp_path / "metrics.jsonl", partial, *(partial / name for name in [*names, "checkpoint.json"])]
     assert sorted(paths[:7]) == sorted(map(str, files))
     assert paths[7:] == [str(tmp_path / "checkpoints")]
+
+
+def test_a_resumed_run_starts_with_its_checkpoint_as_the_latest(tmp_path):
+    folder = RunDir(tmp_path)
+    path = write(folder.checkpoints, 4)
+    manager = make_manager(folder, resumed_from=open_checkpoint(path))
+    assert manager.latest == path
+    assert manager.save_final() == f"the last iteration is saved in {path}"

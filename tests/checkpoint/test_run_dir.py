@@ -10,6 +10,7 @@ import pytest
 import torch
 from test_format import write
 
+from helpers.component_graphs import SMALL, make_graph_policy
 from helpers.scripted_world import make_reader
 from holdfast.checkpoint import format, run_dir
 from holdfast.checkpoint.run_dir import RunDir, create_run_dir, load_weights
@@ -262,3 +263,41 @@ def test_git_starts_no_program_of_the_repository(tmp_path, monkeypatch):
     made = create_run_dir(override(CONFIG, {"runs_dir": str(tmp_path / "runs")}), "name", "x", small_policy(0))
     assert "not in a git repository" not in (made.path / "command.txt").read_text()
     assert not (tmp_path / "executed").exists()
+
+
+def test_git_that_does_not_answer_is_given_up(monkeypatch):
+    def hang(command, **options):
+        raise subprocess.TimeoutExpired(command, options["timeout"])
+
+    monkeypatch.setattr(run_dir.subprocess, "run", hang)
+    assert run_dir._commit() == "not in a git repository"
+
+
+def test_the_graph_of_a_component_policy_is_copied(tmp_path):
+    config = override(CONFIG, {"runs_dir": str(tmp_path)})
+    made = create_run_dir(config, "name", "x", make_graph_policy(SMALL))
+    assert (made.path / "agent.yaml").read_text() == SMALL
+    assert not (create_run_dir(config, "name", "x", small_policy(0)).path / "agent.yaml").exists()
+
+
+def test_checkpoints_are_ordered_by_number(tmp_path):
+    folder = RunDir(tmp_path)
+    for iteration in (999_999, 1_000_000, 2):
+        write(folder.checkpoints, iteration)
+    assert [path.name for path in folder.numbered()] == ["1000000", "999999", "000002"]
+
+
+def test_damaged_checkpoints_of_one_number_get_numbers_of_their_own(tmp_path):
+    folder, log = RunDir(tmp_path), []
+    good = write(folder.checkpoints, 1)
+    for _ in range(3):
+        (write(folder.checkpoints, 2) / "config.json").write_text("damaged")
+        folder.quarantine_newer(folder.newest(log.append))
+    names = sorted(path.name for path in folder.checkpoints.glob("000002*"))
+    assert names == ["000002.damaged", "000002.damaged-2", "000002.damaged-3"]
+    (good / "config.json").write_text("damaged")
+    (write(folder.checkpoints, 3) / "config.json").write_text("damaged")
+    with pytest.raises(CorruptFileError) as caught:
+        folder.newest(log.append)
+    reasons = "; ".join(f"{folder.checkpoints}/{name}/config.json has 7 bytes, not 2" for name in ("000003", "000001"))
+    assert str(caught.value) == f"{tmp_path} has no valid checkpoint: {reasons}."

@@ -3,9 +3,8 @@
 import pytest
 
 from holdfast.config.run import Config, override, read_config
-from holdfast.config.trainer import SCHEDULED, Schedule
+from holdfast.config.trainer import Schedule
 from holdfast.errors import ConfigError
-from holdfast.learn import trainer_config_at
 from holdfast.recipes import find_recipe
 
 BASE = override(find_recipe("recall"), {"schedule": "none"})
@@ -17,45 +16,6 @@ def error_message(overrides, base=BASE):
         override(base, overrides)
     assert "\n" not in str(caught.value)
     return str(caught.value)
-
-
-def number(config, key, progress):
-    found = trainer_config_at(config, progress)
-    for part in key.split(".")[1:]:
-        found = getattr(found, part)
-    return found
-
-
-@pytest.mark.parametrize(
-    ("kind", "middle"),
-    [("linear", 0.5e-3), ("cosine", 0.5e-3), ("exponential", 1e-4), ("logarithmic", 2.66e-4)],
-)
-def test_schedule_goes_from_value_to_end(kind, middle):
-    config = override(BASE, {RATE: 1e-3, f"schedule.{RATE}": f"{kind}:1e-5"})
-    assert config.schedule == (Schedule(key=RATE, kind=kind, end=1e-5),)
-    assert number(config, RATE, 0.0) == 1e-3
-    assert number(config, RATE, 0.5) == pytest.approx(middle, rel=0.02)
-    assert number(config, RATE, 1.0) == 1e-5
-
-
-def test_all_scheduled_keys():
-    for key in SCHEDULED:
-        start = number(BASE, key, 0.0)
-        config = override(BASE, {key: 0.4 if start is None else start, f"schedule.{key}": "linear:0.5"})
-        assert number(config, key, 1.0) == 0.5
-        assert number(config, key, 0.5) == pytest.approx((number(config, key, 0.0) + 0.5) / 2)
-        # All others stay.
-        moved = trainer_config_at(config, 0.5).model_dump()
-        still = config.trainer.model_dump()
-        differ = {
-            name for name in still if name not in ("optimizer", "ppo", "sampling") and still[name] != moved[name]
-        } | {
-            f"{branch}.{name}"
-            for branch in ("optimizer", "ppo", "sampling")
-            for name in still[branch]
-            if still[branch][name] != moved[branch][name]
-        }
-        assert differ <= {key.removeprefix("trainer.")}
 
 
 def test_schedule_override_and_constant():

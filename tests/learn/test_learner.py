@@ -1,6 +1,7 @@
 """What the update does besides the plain loss: pieces, draws, V-trace, refreshing, stopping, anchors."""
 
 import copy
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from helpers.one_update import learn_from, learner_for, replay_loss
 from helpers.scripted_world import make_reader, random_script
 from holdfast.config.trainer import PPOConfig, SamplingConfig
+from holdfast.errors import ContractError
 from holdfast.learn import ppo, replay
 from holdfast.learn.advantage import Targets, refresh_bootstrap
 from holdfast.learn.ppo import compute_targets, normalize_advantages
@@ -258,3 +260,57 @@ def test_scheduled_options_reach_the_optimizer(name):
     assert torch.equal(before, weights_of(learner.policy))
     learner.update(segments, knobs)
     assert not torch.equal(before, weights_of(learner.policy))
+
+
+class Calls:
+    """Hooks that list their calls."""
+
+    def __init__(self):
+        self.calls = []
+
+    @contextmanager
+    def around_forward(self):
+        self.calls.append("forward")
+        yield
+
+    def on_gradients(self, policy):
+        assert all(weight.grad is not None for weight in policy.parameters())
+        self.calls.append(policy)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_hooks_are_called_in_the_first_minibatch_only(accumulate):
+    policy, hooks = make_reader(), Calls()
+    segments = lived(policy)
+    learner_for(policy, segments, PLAIN, rows=4, epochs=2, accumulate=accumulate).update(segments, hooks=hooks)
+    assert hooks.calls == ["forward", policy]
+
+
+def test_restored_learner_continues_bit_for_bit():
+    ppo = PLAIN.model_copy(update={"l2_init": 0.1})
+    segments = lived(make_reader())
+    one, other = (learner_for(make_reader(seed), segments, ppo, clip_range=1.5) for seed in (0, 1))
+    one.update(copy.deepcopy(segments))
+    other.policy.load_state_dict(one.policy.state_dict())
+    other.restore(copy.deepcopy(one.state()))
+    for learner in (one, other):
+        learner.update(copy.deepcopy(segments))
+    assert torch.equal(weights_of(one.policy), weights_of(other.policy))
+    pairs = zip(one.initial_weights, make_reader().parameters(), strict=True)
+    assert all(torch.equal(saved, weight) for saved, weight in pairs)
+    assert one.weight_bounds == other.weight_bounds != {}
+
+
+@pytest.mark.parametrize(
+    ("key", "field", "message"),
+    [
+        ("moments", None, "'moments' is NoneType, must be dict"),
+        ("initial_weights", {0: torch.zeros(3)}, r"0 is \[3\] torch.float32, must be"),
+        ("weight_bounds", {}, "there is no 'lstm"),
+    ],
+)
+def test_learner_state_that_does_not_fit_is_refused(key, field, message):
+    segments = lived(make_reader())
+    learner = learner_for(make_reader(), segments)
+    with pytest.raises(ContractError, match=message):
+        learner.restore(learner.state() | {key: field})

@@ -4,8 +4,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tensordict import TensorDict
 
 from holdfast.learn import losses
+from holdfast.learn.advantage import Targets
 
 EVERYBODY = torch.ones(1, 3, dtype=torch.bool)
 
@@ -91,6 +93,10 @@ def test_masked_normalize_ignores_invalid_steps():
     assert torch.equal(quiet[:, [0, 2]], loud[:, [0, 2]])
 
 
+def test_masked_normalize_of_one_valid_step_is_zero():
+    assert float(losses.masked_normalize(numbers(4, 100), mask(1, 0))[0, 0]) == 0.0
+
+
 def test_masked_normalize_of_equal_numbers_is_finite():
     assert losses.masked_normalize(numbers(4, 4, 4), EVERYBODY).tolist() == [[0.0, 0.0, 0.0]]
 
@@ -138,6 +144,7 @@ def test_the_value_loss_by_hand():
         (1.05, 1.0, 2.0, 0.5 * 0.95**2),  # moved less than 0.1: no clip
         (1.5, 1.0, 2.0, 0.5 * 0.9**2),  # towards the return: max(0.5^2, (1.1 - 2)^2)
         (0.5, 1.0, 2.0, 0.5 * 1.5**2),  # away from it: max(1.5^2, (0.9 - 2)^2)
+        (0.5, 1.0, 0.0, 0.5 * 0.9**2),  # down towards the return: max(0.5^2, (0.9 - 0)^2)
     ],
 )
 def test_the_clipped_value_loss_by_hand(value, old, returns, loss):
@@ -204,3 +211,26 @@ def test_l2_distance_by_hand():
 def test_every_weight_has_its_anchor():
     with pytest.raises(ValueError, match="shorter"):
         losses.l2_distance([numbers(1), numbers(2)], [numbers(1)])
+
+
+def test_total_loss_and_replay_errors_by_hand():
+    ratios, zeros = numbers(1, 1.5, 9), numbers(0, 0, 0)
+    outputs = {"act_log_prob": ratios.log(), "values": numbers(0.8, 3, 9), "entropy": numbers(2, 4, 9)}
+    steps = {"act_log_prob": zeros, "values": numbers(0.5, 1.5, 0), "valid": mask(1, 1, 0)}
+    loss, metrics = losses.ppo_loss(
+        *(TensorDict(each, batch_size=[1, 3]) for each in (outputs, steps)),
+        Targets(numbers(1, 1, 9), numbers(0.8, 1, 9)),
+        clip_coef=0.2,
+        vf_clip_coef=None,
+        vf_coef=0.5,
+        ent_coef=0.1,
+        extra={"losses/other": (3.0, torch.tensor(7.0, dtype=torch.float64))},
+    )
+    # Surrogate -(1 + 1.2) / 2, squared value errors 0 and 4, entropy 3.
+    near(loss, -1.1 + 0.5 * 0.5 * 2 - 0.1 * 3 + 3 * 7)
+    near(metrics["losses/other"], 7.0)
+    near(metrics["losses/importance"], 1.25)
+    near(metrics["losses/clipfrac"], 0.5)
+    near(metrics["ratio_error"], 0.5)
+    # Relative where the value is above 1: 1.5 / 1.5; absolute below: 0.3.
+    near(metrics["value_error"], 1.0)

@@ -11,6 +11,7 @@ from helpers.scripted_world import make_reader, random_script
 from holdfast.config.trainer import PPOConfig
 from holdfast.learn.nan_report import NonFiniteReport
 from holdfast.learn.ppo import compute_loss, compute_targets
+from holdfast.learn.teachers import TeacherOutput
 from holdfast.rollout import Collector
 from holdfast.rollout.nan_checks import NonFiniteError
 
@@ -27,13 +28,14 @@ def collect(policy, gone=0.0):
     return segments
 
 
-def message_of(policy, segments, loss_function=None, index=None, targets=None):
+def message_of(policy, segments, loss_function=None, index=None, targets=None, teacher_outputs=()):
     """Return the error of a report on some rows."""
     index = torch.arange(len(segments)) if index is None else torch.tensor(index)
     rows = segments.rows(index)
     targets = compute_targets(segments, PPO) if targets is None else targets
     loss_function = loss_function or partial(compute_loss, policy, ppo=PPO)
-    report = NonFiniteReport(policy, segments, index, rows, targets.rows(index), [], loss_function)
+    teacher_outputs = [teacher.rows(index) for teacher in teacher_outputs]
+    report = NonFiniteReport(policy, segments, index, rows, targets.rows(index), teacher_outputs, loss_function)
     with pytest.raises(NonFiniteError) as caught:
         report.raise_("here", at_once=2)
     return str(caught.value)
@@ -88,6 +90,37 @@ def test_invalid_steps_are_not_reported():
     assert message.startswith("here: values is not finite: agent 2, first agent 2, step 9 of the rollout")
 
 
+@pytest.mark.parametrize("name", ["advantages", "returns"])
+def test_targets_are_named(name):
+    policy = make_reader()
+    segments = collect(policy)
+    targets = compute_targets(segments, PPO)
+    getattr(targets, name)[2, 1] = torch.inf
+    message = message_of(policy, segments, targets=targets)
+    assert message.startswith(f"here: {name} is not finite: agent 1, first agent 1, step 1 of the rollout;")
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "message"),
+    [
+        ("params", torch.nan, "params of teacher expert is not finite: agent 2, first agent 2, step 8 of the rollout"),
+        ("values", torch.inf, "values of teacher expert is not finite: agent 2, first agent 2, step 8 of the rollout"),
+        # Its square is not finite.
+        ("values", 3e38, "not finite: losses/teacher_value@expert (1 of 1), the gradient of "),
+    ],
+)
+def test_outputs_and_losses_of_teachers_are_named(name, number, message):
+    policy = make_reader()
+    segments = collect(policy)
+    shape = segments.steps["values"].shape
+    teacher = TeacherOutput("expert", torch.zeros(*shape, policy.actions.size), torch.zeros(shape), 1.0, 1.0)
+    getattr(teacher, name)[5, 3] = number
+    error_message = message_of(policy, segments, index=[2, 5, 0, 1], teacher_outputs=[teacher])
+    assert error_message.startswith(f"here: {message}")
+    assert "agent 2;" in error_message or "agent 2," in error_message
+    assert "agents" not in error_message
+
+
 def infinite_gradient(outputs, rows, targets, teacher_outputs):
     """Return a finite loss; its gradient is infinite for rows of agent 3."""
     zero = (outputs["values"] - outputs["values"].detach()).abs()
@@ -115,3 +148,9 @@ def test_infinite_sum_of_finite_terms_is_blamed_on_a_coefficient():
         "here: not finite: the loss, of finite terms: a coefficient is too large; no row of it alone; "
         "the weights are those before this minibatch."
     )
+
+
+def test_update_names_a_coefficient_that_is_too_large():
+    policy = make_reader()
+    with pytest.raises(NonFiniteError, match=r"^iteration 1, epoch 1, minibatch 1: .* a coefficient is too large;"):
+        learn_from(policy, collect(policy), PPO.model_copy(update={"vf_coef": 1e38}), rows=8)

@@ -115,7 +115,9 @@ def test_each_part_of_an_action_may_have_a_layer_of_its_own():
 
 
 def test_unbound_policy_is_refused():
-    with pytest.raises(ContractError, match=r"call policy.bind"):
+    with pytest.raises(
+        ContractError, match=r"^This policy is not bound to a world yet; call policy\.bind\(world\.spec\)\.$"
+    ):
         make("muon", make_small())
 
 
@@ -197,3 +199,20 @@ def test_restored_optimizer_continues_bit_for_bit(name):
 def test_moments_of_another_optimizer_are_an_error():
     with pytest.raises(ContractError, match="there is no 'muon'"):
         restore_optimizers(make("muon", bound()), {"Adam": {}})
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ({9999: {}}, "The saved state of Adam is of more than its 12 weights."),
+        ({0: {"step": torch.ones(()), 3: 0}}, "The saved state of Adam for weight 0 has step, 3."),
+        (
+            {0: {"step": torch.ones(()), "exp_avg": torch.ones(2), "exp_avg_sq": torch.ones(2)}},
+            "The saved 'exp_avg' of Adam for weight 0 is [2]; the weight is [64, 12].",
+        ),
+    ],
+)
+def test_moments_that_do_not_fit_are_an_error(state, message):
+    with pytest.raises(ContractError) as caught:
+        restore_optimizers(make("adam", bound()), {"Adam": state})
+    assert str(caught.value) == message

@@ -5,13 +5,14 @@ import sys
 
 import pytest
 import torch
+from tensordict import TensorDict
 
 from helpers.manual_policy import NewLSTMPolicy
 from helpers.one_update import learner_for
 from helpers.scripted_world import Scripted, make_reader, random_script
 from holdfast import make_policy
 from holdfast.learn import ppo, replay
-from holdfast.learn.replay import burn_in_rows, measure_staleness, recompute, state_after
+from holdfast.learn.replay import _kl_sums, burn_in_rows, measure_staleness, recompute, state_after
 from holdfast.rollout import Collector, Segments
 from holdfast.worlds import make_world
 
@@ -258,3 +259,12 @@ def test_fresh_states_are_closer_to_a_full_episode_replay():
         errors[mode] = log_prob_error(policy, mode, lives)
     assert errors["keep"] > 1e-2
     assert errors["recompute"] < errors["burn_in"] < 0.8 * errors["keep"], errors
+
+
+def test_stale_kl_counts_valid_steps_only():
+    policy = make_reader()
+    fresh, stored = ({policy.actions.key: torch.randn(3, 3).log_softmax(-1)} for _ in range(2))
+    kl = policy.actions.kl(*(each[policy.actions.key] for each in (fresh, stored)))
+    fresh, stored = (TensorDict(each, batch_size=[3]) for each in (fresh, stored))
+    found = _kl_sums(policy, fresh, stored, torch.tensor([True, False, True]))
+    torch.testing.assert_close(found, torch.stack([kl[0] + kl[2], torch.tensor(2.0)]))

@@ -4,12 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.learn.optimizers import schedule_value
+from holdfast.config.run import override
+from holdfast.config.trainer import SCHEDULED, Schedule
+from holdfast.learn.optimizers import schedule_value, trainer_config_at
+from holdfast.recipes import find_recipe
 
 MOVING = ("linear", "cosine", "exponential", "logarithmic")
 ends = st.floats(1e-9, 1e3)
 anywhere = st.floats(-1e3, 1e3)
 shares = st.floats(0, 1)
+BASE = override(find_recipe("recall"), {"schedule": "none"})
+RATE = "trainer.optimizer.learning_rate"
 
 
 @pytest.mark.parametrize(
@@ -79,3 +84,42 @@ def test_linear_schedule_formula(start, end, progress):
     found = schedule_value("linear", start, end, progress)
     between = min(max(start + (end - start) * progress, min(start, end)), max(start, end))
     assert found == between
+
+
+def number(config, key, progress):
+    found = trainer_config_at(config, progress)
+    for part in key.split(".")[1:]:
+        found = getattr(found, part)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "middle"),
+    [("linear", 0.5e-3), ("cosine", 0.5e-3), ("exponential", 1e-4), ("logarithmic", 2.66e-4)],
+)
+def test_schedule_goes_from_value_to_end(kind, middle):
+    config = override(BASE, {RATE: 1e-3, f"schedule.{RATE}": f"{kind}:1e-5"})
+    assert config.schedule == (Schedule(key=RATE, kind=kind, end=1e-5),)
+    assert number(config, RATE, 0.0) == 1e-3
+    assert number(config, RATE, 0.5) == pytest.approx(middle, rel=0.02)
+    assert number(config, RATE, 1.0) == 1e-5
+
+
+def test_all_scheduled_keys():
+    for key in SCHEDULED:
+        start = number(BASE, key, 0.0)
+        config = override(BASE, {key: 0.4 if start is None else start, f"schedule.{key}": "linear:0.5"})
+        assert number(config, key, 1.0) == 0.5
+        assert number(config, key, 0.5) == pytest.approx((number(config, key, 0.0) + 0.5) / 2)
+        # All others stay.
+        moved = trainer_config_at(config, 0.5).model_dump()
+        still = config.trainer.model_dump()
+        differ = {
+            name for name in still if name not in ("optimizer", "ppo", "sampling") and still[name] != moved[name]
+        } | {
+            f"{branch}.{name}"
+            for branch in ("optimizer", "ppo", "sampling")
+            for name in still[branch]
+            if still[branch][name] != moved[branch][name]
+        }
+        assert differ <= {key.removeprefix("trainer.")}

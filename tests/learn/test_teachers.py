@@ -13,6 +13,7 @@ from holdfast.errors import ContractError
 from holdfast.learn import Teacher
 from holdfast.learn.advantage import Targets
 from holdfast.rollout import Collector
+from holdfast.worlds import WorldSpec
 
 A, T, S = 5, 4, 3
 PLAIN = PPOConfig(ent_coef=0.0, vf_coef=0.0)
@@ -133,3 +134,21 @@ def test_teacher_weights_are_frozen():
     learner_for(student, segments, rows=5).update(segments, teacher_outputs=[teacher.run(segments, 0)])
     after = teacher.policy.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_restarted_agents_lose_the_states_of_teachers():
+    teacher, mask = lesson(at_once=2), torch.tensor([True, False, False, True, True])
+    store, slices = teacher.policy.store, {0: 2, 2: 2, 4: 1}
+    for start, length in slices.items():
+        store.write(start, store.read(start, length).apply(torch.ones_like))
+    teacher.reset_agents(mask)
+    states = torch.cat([store.read(start, length)["h"].flatten(1) for start, length in slices.items()])
+    assert torch.equal(states, (~mask)[:, None].expand_as(states).double())
+
+
+def test_actions_that_a_teacher_does_not_know_are_named():
+    teacher, spec = lesson(), WorldSpec((1,), ("left", "right", "up", "down"))
+    assert teacher.unknown_names(spec) == ""
+    teacher.policy.binding.actions = ("right", "left")
+    assert teacher.unknown_names(spec) == "teacher teacher does not know up, down: it gives them probability 0."
+    assert teacher.unknown_names(WorldSpec((1,), ("left", "right"))) == ""

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import holdfast
-from holdfast.learn.optimizers import clip_weights, initial_bounds, weight_metrics
+from holdfast.learn.optimizers import clip_weights, describe, initial_bounds, weight_metrics
 
 MEASURES = {
     "norm",
@@ -46,6 +46,18 @@ def turned(singular_values, rows, columns, seed=0):
     middle = torch.zeros(rows, columns)
     middle.diagonal()[:] = torch.tensor(singular_values)
     return left @ middle @ right
+
+
+def test_singular_values_within_rounding_of_zero_are_left_out():
+    # Three values: below 3 x 1.2e-7 of the largest.
+    assert measured(torch.diag(torch.tensor([1.0, 0.5, 1e-7])))["sv_ratio"] == pytest.approx(2.0)
+
+
+def test_power_law_is_fitted_in_double_precision():
+    powers = torch.arange(1, 9, dtype=torch.float64) ** -2
+    fit = describe(powers)
+    assert fit["loglog_slope"] == pytest.approx(-2, rel=1e-12)
+    assert fit["loglog_r2"] == pytest.approx(1, rel=1e-12)
 
 
 def test_a_diagonal_matrix_by_hand():

@@ -106,6 +106,12 @@ def test_minibatches_are_independent():
     assert unlikely(torch.bincount(after, minlength=9), torch.full((9,), 1 / 9)) < 35
 
 
+def test_a_uniform_number_of_zero_is_the_last_to_be_drawn(monkeypatch):
+    monkeypatch.setattr("holdfast.rng.uniform", lambda *_: torch.tensor([0.5, 0.0, 0.5]))
+    index, _ = draw(3, 3, 1)
+    assert index[0, -1] == 1
+
+
 def test_probabilities_by_hand():
     # Priorities 3 and 1 of 4, but for a millionth: 3/4 and 1/4.
     index, probabilities = draw(torch.tensor([3.0, 1.0]), 2, 5)

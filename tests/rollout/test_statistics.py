@@ -123,6 +123,7 @@ def test_running_episodes_survive_save_and_restore():
     one, other = EpisodeStatistics(2, (), CPU), EpisodeStatistics(2, (), CPU)
     one.on_action(torch.tensor([True, True]))
     one.on_step(step_of([3.0, 5.0], [False, True]))
+    assert set(one.state()) == {"running", "acted", "totals"}
     other.restore(copy.deepcopy(one.state()))
     for episodes in (one, other):
         episodes.on_action(torch.tensor([True, True]))
@@ -159,4 +160,26 @@ def test_timer_sums_phases_and_throughput_has_the_rest(monkeypatch):
     assert throughput.seconds == metrics["seconds"] == 10.0
     assert timer.pop() == {}
     throughput.restore(100.0)
-    assert throughput.pop(timer, num_steps=50)["seconds"] == 102.0
+    metrics = throughput.pop(timer, num_steps=50)
+    assert (metrics["seconds"], metrics["charts/SPS"], metrics["time/other"]) == (102.0, 25.0, 2.0)
+
+
+class Event:
+    """An event of a GPU, at a number of milliseconds."""
+
+    def __init__(self, when):
+        self.when, self.is_complete = when, False
+
+    def synchronize(self):
+        self.is_complete = True
+
+    def elapsed_time(self, other):
+        return other.when - self.when
+
+
+def test_timer_sums_events_of_a_gpu():
+    timer, events = Timer(CPU), [Event(when) for when in (0, 500, 600, 700)]
+    timer._events = [("world", *events[:2]), ("world", *events[2:])]
+    assert timer.pop() == {"world": pytest.approx(0.6)}
+    assert events[-1].is_complete
+    assert timer.pop() == {}
