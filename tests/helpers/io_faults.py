@@ -37,6 +37,8 @@ ERRORS = {
     "fsync": (errno.EIO, errno.ENOSPC),
     "rename": (errno.EIO, errno.ENOSPC),
     "make": (errno.ENOSPC,),
+    "list": (errno.EMFILE, errno.EIO),
+    "remove": (errno.EIO,),
 }
 """Kinds of calls, and how they may fail."""
 
@@ -71,6 +73,10 @@ class Disk:
             (os, "mkdir", "make"),
             (os, "symlink", "make"),
             (os, "fsync", "fsync"),
+            (os, "listdir", "list"),
+            (os, "scandir", "list"),
+            (os, "unlink", "remove"),
+            (os, "rmdir", "remove"),
             (serialization, "safe_open", "read"),
             (saved_memory, "safe_open", "read"),
             (safetensors.torch, "safe_open", "read"),
@@ -136,6 +142,8 @@ def load(folder):
 
 
 VERBS = {"train": train, "resume": resume, "load": load, "save": save}
+SHARES = {"train": 1, "resume": 1, "load": 3, "save": 3}
+"""Shares of the verbs in the cases: what is quick is done more often."""
 
 
 def call(verb, folder, fault):
@@ -178,7 +186,7 @@ def run_differences(one, other):
         return [repr(error)]
 
 
-def judge_run(verb, folder, reference, before, report):
+def judge_run(folder, reference, before, report):
     """Judge a run after a fault, then resume it without faults; return the outcome and text."""
     outcome, _, text = report
     if outcome == "done":
@@ -224,11 +232,11 @@ def is_reported(text):
     return any(os.strerror(error) in text for errors in ERRORS.values() for error in errors)
 
 
-def inject(base, count, seed, verbs=VERBS):
+def inject(base, count, seed):
     """Yield for each case: its number, verb, kind of call, fault, outcome and text."""
     with tempfile.TemporaryDirectory(prefix="faults-") as temporary:
-        references, counts, expected = {}, {}, {}
-        for verb in verbs:
+        references, counts = {}, {}
+        for verb in VERBS:
             parent = Path(temporary) / verb
             parent.mkdir()
             references[verb] = prepare(base, verb, parent)
@@ -238,7 +246,7 @@ def inject(base, count, seed, verbs=VERBS):
         expected = {"load": in_child(load, base)[1], "memory": in_child(restore_memory, base)[1]}
         for number in range(count):
             generator = random.Random(f"{seed}/{number}")
-            verb = generator.choice(list(verbs))
+            verb = generator.choices(list(SHARES), SHARES.values())[0]
             kind = generator.choice([kind for kind in ERRORS if counts[verb].get(kind)])
             fault = (kind, generator.randint(1, counts[verb][kind]), generator.choice(ERRORS[kind]))
             fault = (*fault, generator.random() < 0.5)
@@ -248,11 +256,11 @@ def inject(base, count, seed, verbs=VERBS):
             before = newest(folder)
             report = in_child(call, verb, folder, fault)
             if verb in ("train", "resume"):
-                outcome, text = judge_run(verb, folder, references[verb], before, report)
+                outcome, text = judge_run(folder, references[verb], before, report)
             else:
                 outcome, text = judge_files(verb, folder, expected, report)
-            words_ = f"call {fault[1]} {errno.errorcode[fault[2]]}{' lasting' * fault[3]}"
-            yield number, verb, kind, words_, outcome, text
+            fault_text = f"call {fault[1]} {errno.errorcode[fault[2]]}{' lasting' * fault[3]}"
+            yield number, verb, kind, fault_text, outcome, text
             shutil.rmtree(parent)
 
 

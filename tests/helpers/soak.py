@@ -23,12 +23,13 @@ KEYS = {
     "trainer.keep_checkpoints": 2,
     "trainer.eval_episodes": 2,
     "trainer.check": "off",
+    "trainer.update_epochs": 1,
 }
 
 
 def soak(folder, iterations, resumes):
-    """Train in parts; return the resources in use in the last iteration of each."""
-    samples, ends, show, process = [], [], RunConsole.show, psutil.Process()
+    """Train in parts; yield the resources in use in the last iteration of each."""
+    samples, show, process = [], RunConsole.show, psutil.Process()
 
     def sample(console, metrics):
         show(console, metrics)
@@ -53,15 +54,15 @@ def soak(folder, iterations, resumes):
             else:
                 run = holdfast.train(resume=run.folder, overrides={"trainer.total_timesteps": steps})
             assert run.finished
-            ends.append(samples[-1])
-    return ends
+            yield samples[-1]
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     iterations, resumes = (int(word) for word in sys.argv[1:]) if len(sys.argv) > 1 else (2000, 20)
+    screen = sys.stdout
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-        samples = soak(Path(folder), iterations, resumes)
-    print("".join(f"{name:>14}" for name in samples[0]))
-    for sample in samples:
-        print("".join(f"{value:>14,}" for value in sample.values()))
+        for number, sample in enumerate(soak(Path(folder), iterations, resumes)):
+            if number == 0:
+                print("".join(f"{name:>14}" for name in sample), file=screen)
+            print("".join(f"{value:>14,}" for value in sample.values()), file=screen, flush=True)
