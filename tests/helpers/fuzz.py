@@ -41,7 +41,7 @@ MORE = 2 * TINY["trainer.batch_size"]
 def make_run(folder):
     """Train a run with a teacher and a component graph, and save its policy and a memory; return its folder."""
     keys = {**TINY, "runs_dir": str(folder), "policy": "component:example"}
-    keys |= {"trainer.checkpoint_interval": 1, "trainer.keep_checkpoints": 3, "trainer.eval_episodes": 4}
+    keys |= {"trainer.checkpoint_interval": 1, "trainer.keep_checkpoints": 2, "trainer.eval_episodes": 4}
     teacher = holdfast.train("recall", {**keys, "run": "teacher", "trainer.total_timesteps": 64})
     run = holdfast.train("recall", {**keys, "run": "x", "trainer.teachers": str(teacher.folder)})
     save(run.folder, holdfast.load(run.folder))

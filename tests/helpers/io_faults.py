@@ -1,6 +1,6 @@
 """Errors of the disk: fail one call, or all from one on, below a folder; count what a verb makes of it.
 
-`python tests/helpers/io_faults.py COUNT [SEED]` prints outcomes by verb.
+`python tests/helpers/io_faults.py COUNT [SEED [VERB]]` prints outcomes by verb.
 """
 
 import ast
@@ -232,7 +232,7 @@ def is_reported(text):
     return any(os.strerror(error) in text for errors in ERRORS.values() for error in errors)
 
 
-def inject(base, count, seed):
+def inject(base, count, seed, verbs=tuple(SHARES)):
     """Yield for each case: its number, verb, kind of call, fault, outcome and text."""
     with tempfile.TemporaryDirectory(prefix="faults-") as temporary:
         references, counts = {}, {}
@@ -246,7 +246,7 @@ def inject(base, count, seed):
         expected = {"load": in_child(load, base)[1], "memory": in_child(restore_memory, base)[1]}
         for number in range(count):
             generator = random.Random(f"{seed}/{number}")
-            verb = generator.choices(list(SHARES), SHARES.values())[0]
+            verb = generator.choices(verbs, [SHARES[verb] for verb in verbs])[0]
             kind = generator.choice([kind for kind in ERRORS if counts[verb].get(kind)])
             fault = (kind, generator.randint(1, counts[verb][kind]), generator.choice(ERRORS[kind]))
             fault = (*fault, generator.random() < 0.5)
@@ -268,5 +268,6 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         base = make_run(Path(folder))
-        cases = list(inject(base, int(sys.argv[1]), seed=int(sys.argv[2]) if len(sys.argv) > 2 else 0))
+        seed, verbs = int(sys.argv[2]) if len(sys.argv) > 2 else 0, sys.argv[3:] or tuple(SHARES)
+        cases = list(inject(base, int(sys.argv[1]), seed, verbs))
     print_cases(cases)
