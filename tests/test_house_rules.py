@@ -135,6 +135,14 @@ def swallowed(text):
     return found
 
 
+def endless_waits(text):
+    """Waits for a process or a thread without a limit: a test must not hang."""
+    calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
+    unlimited = [call for call in calls if "timeout" not in {keyword.arg for keyword in call.keywords}]
+    runs = r"subprocess\.(run|call|check_call|check_output)\(|.*\.(communicate|wait|join)\((input=.*)?\)$"
+    return [call.lineno for call in unlimited if re.match(runs, ast.unparse(call))]
+
+
 @pytest.mark.parametrize("path", OURS, ids=place_of)
 def test_files_keep_the_rules(path):
     text = path.read_text()
@@ -158,6 +166,11 @@ def test_no_two_public_classes_share_a_name():
 @pytest.mark.parametrize("path", [*OURS, *TESTS], ids=place_of)
 def test_functions_are_short(path):
     assert long_functions(path.read_text()) == []
+
+
+@pytest.mark.parametrize("path", TESTS, ids=place_of)
+def test_tests_do_not_wait_for_ever(path):
+    assert endless_waits(path.read_text()) == []
 
 
 @pytest.mark.parametrize(
@@ -190,6 +203,9 @@ def test_functions_are_short(path):
         (swallowed, "for x in y:\n    try: f()\n    except OSError: continue"),
         (swallowed, "with contextlib.suppress(KeyError): f()"),
         (swallowed, "with suppress(KeyError): f()"),
+        (endless_waits, "subprocess.run(['x'], text=True)"),
+        (endless_waits, "process.communicate()"),
+        (endless_waits, "thread.join()"),
     ],
 )
 def test_what_breaks_a_rule_is_found(rule, broken):
@@ -208,6 +224,9 @@ def test_what_breaks_a_rule_is_found(rule, broken):
         (swallowed, "try: f()\nexcept Exception as error: print(error)"),
         (swallowed, "try: f()\nexcept Exception as error: raise ValueError('so') from None"),
         (swallowed, "try: f()\nexcept KeyError: x = 1"),
+        (endless_waits, "subprocess.run(['x'], timeout=60)"),
+        (endless_waits, "process.wait(60)"),
+        (endless_waits, "', '.join(names)"),
     ],
 )
 def test_what_keeps_a_rule_passes(rule, kept):

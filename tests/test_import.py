@@ -13,7 +13,7 @@ OPTIONAL = (
 
 
 def run(code):
-    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert process.returncode == 0, process.stderr
     return process.stdout.strip()
 

@@ -58,7 +58,9 @@ def test_plugin_is_registered():
 
 def test_plugin_imports_nothing_heavy():
     code = "import sys, pytest; old = set(sys.modules); import holdfast_pytest; print(set(sys.modules) - old)"
-    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    output = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300
+    ).stdout
     assert output == "{'holdfast_pytest'}\n"
 
 

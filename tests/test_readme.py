@@ -34,7 +34,7 @@ def holdfast(folder, *args):
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     command = [str(Path(sys.executable).parent / "holdfast"), *args]
     return subprocess.run(
-        command, cwd=folder, env=environment | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True
+        command, cwd=folder, env=environment | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=900
     )
 
 

@@ -11,7 +11,7 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "fast.py"
 def test_fast_policy_update_and_rollout_are_timed_by_part(tmp_path):
     file = tmp_path / "figures.json"
     args = ["--device", "cpu", "--quick", "--rows", "2", "--agents", "6", "--json", str(file)]
-    process = subprocess.run([sys.executable, str(SCRIPT), *args], capture_output=True, text=True)
+    process = subprocess.run([sys.executable, str(SCRIPT), *args], capture_output=True, text=True, timeout=300)
     assert (process.returncode, process.stderr) == (0, "")
     figures = json.loads(file.read_text())
     assert [row["policy"] for row in figures["update"]] == ["policy=fast", "component:fast"]

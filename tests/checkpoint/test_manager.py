@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 from test_format import snapshot, value_of, write
 
-from holdfast.checkpoint import format
+from holdfast.checkpoint import format, run_dir
 from holdfast.checkpoint import manager as manager_module
 from holdfast.checkpoint.format import open_checkpoint, set_symlink
 from holdfast.checkpoint.manager import CheckpointManager
@@ -56,6 +56,27 @@ def test_symlinks_are_repaired_after_a_kill(tmp_path):
         manager.save_if_due(snapshot(iteration, score=3.0))
     manager.save_final()
     assert names(folder) == ["000002", "000005", "best", "latest"]
+
+
+def test_a_checkpoint_that_cannot_be_read_may_be_the_best_and_is_not_removed(tmp_path, monkeypatch):
+    folder, log = RunDir(tmp_path), []
+    for iteration, score in enumerate([9.0, 1.0, 2.0]):
+        write(folder.checkpoints, iteration, score=score)
+
+    def read(path):
+        if path.name == "000000":
+            raise OSError(f"{path} cannot be read: Input/output error.")
+        return open_checkpoint(path)
+
+    monkeypatch.setattr(run_dir, "open_checkpoint", read)
+    newest = folder.newest(print)
+    folder.quarantine_newer(newest)
+    manager = make_manager(folder, keep=1, alarm=log.append, resumed_from=newest)
+    manager.save_if_due(snapshot(3, score=3.0))
+    manager.save_final()
+    assert names(folder) == ["000000", "000003", "best", "latest"]
+    best = folder.checkpoints / "000000"
+    assert log == [f"000000 may be the best, but {best} cannot be read: Input/output error; it is not removed."]
 
 
 @pytest.mark.parametrize("what", ["set_symlink", "shutil.rmtree"])

@@ -1,5 +1,6 @@
 """The directory of a run: its files, its logs, and which checkpoint is used."""
 
+import errno
 import json
 import os
 import shutil
@@ -207,6 +208,39 @@ def test_a_misnamed_checkpoint_is_set_aside_but_not_called_damaged(tmp_path):
     assert (folder.checkpoints / "000007.unused").is_dir()
 
 
+def test_lines_of_a_log_that_cannot_be_read_back_are_kept_by_a_resume(tmp_path, monkeypatch):
+    folder, log, lines = RunDir(tmp_path), [], '{"a": 1}\n{"a": 2}\n'
+    (tmp_path / "metrics.jsonl").write_text(lines)
+    with monkeypatch.context() as patched:
+        patched.setattr(run_dir, "_read_at", lambda file, position: b"")
+        state = folder.log_state()
+    (tmp_path / "metrics.jsonl").write_text(lines + '{"a": 3}\n')
+    folder.truncate_logs(state, log.append)
+    assert (tmp_path / "metrics.jsonl").read_text() == lines
+    assert log == [f"{tmp_path}/metrics.jsonl has no checksum; new lines are appended."]
+    # Once it can be read again, it has a checksum.
+    assert folder.log_state()["metrics.jsonl"]["sha256"]
+
+
+def test_a_log_that_cannot_be_continued_is_named(tmp_path, monkeypatch):
+    folder = RunDir(tmp_path)
+    (tmp_path / "metrics.jsonl").write_text('{"a": 1}\n')
+    state = folder.log_state()
+    monkeypatch.setattr(run_dir, "_checksum", fail)
+    with pytest.raises(OSError, match=rf"^Could not write {tmp_path}/metrics.jsonl: Input/output error\.$"):
+        folder.truncate_logs(state, print)
+
+
+def fail(*args, **options):
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def test_a_teacher_that_cannot_be_copied_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_dir.Path, "write_bytes", fail)
+    with pytest.raises(OSError, match=rf"^Could not write {tmp_path}/teachers/t: Input/output error\.$"):
+        RunDir(tmp_path).keep_teacher("t", {"config.json": b"{}"})
+
+
 def test_a_log_damaged_in_the_middle_is_reported(tmp_path):
     folder, log = RunDir(tmp_path), []
     (tmp_path / "metrics.jsonl").write_text('{"a": 1}\n{"a": 2}\n')
@@ -257,9 +291,9 @@ def test_git_starts_no_program_of_the_repository(tmp_path, monkeypatch):
     monitor.write_text(f"#!/bin/sh\ntouch {tmp_path}/executed\n")
     monitor.chmod(0o755)
     git = ["git", "-c", "user.name=x", "-c", "user.email=x@y"]
-    subprocess.run([*git, "init", "-q"], check=True)
-    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "x"], check=True)
-    subprocess.run([*git, "config", "core.fsmonitor", str(monitor)], check=True)
+    subprocess.run([*git, "init", "-q"], check=True, timeout=300)
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "x"], check=True, timeout=300)
+    subprocess.run([*git, "config", "core.fsmonitor", str(monitor)], check=True, timeout=300)
     made = create_run_dir(override(CONFIG, {"runs_dir": str(tmp_path / "runs")}), "name", "x", small_policy(0))
     assert "not in a git repository" not in (made.path / "command.txt").read_text()
     assert not (tmp_path / "executed").exists()

@@ -26,7 +26,7 @@ def faults(keeps):
     """Page faults of a process that allocates 128 MiB twenty times."""
     env = {key: value for key, value in os.environ.items() if not key.startswith(("MALLOC_", "GLIBC_"))}
     command = [sys.executable, "-c", PROGRAM.format(keeps=keeps)]
-    return int(subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout)
+    return int(subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=300).stdout)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")

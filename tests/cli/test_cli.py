@@ -332,7 +332,9 @@ def test_workers_are_printed_and_uneven_agents_refused(capsys, runs):
 
 def test_console_script_answers_a_misspelt_key_in_one_line(tmp_path):
     holdfast = Path(sys.executable).with_name("holdfast")
-    result = subprocess.run([holdfast, "train", "trainer.batchsize=4096"], capture_output=True, text=True, cwd=tmp_path)
+    result = subprocess.run(
+        [holdfast, "train", "trainer.batchsize=4096"], capture_output=True, text=True, cwd=tmp_path, timeout=300
+    )
     assert result.returncode == 2
     assert result.stdout == ""
     assert result.stderr == "holdfast: There is no key 'trainer.batchsize'; did you mean trainer.batch_size?\n"
@@ -350,6 +352,7 @@ def test_original_command_line_answers_a_bad_size_in_one_line(tmp_path):
         capture_output=True,
         text=True,
         cwd=tmp_path,
+        timeout=300,
     )
     assert result.returncode == 2
     assert "Traceback" not in result.stderr
@@ -362,6 +365,6 @@ def test_broken_pipe_exits_with_141_without_traceback():
     command = [sys.executable, "-c", "import sys; from holdfast.cli import main; sys.exit(main(['--help']))"]
     read_end, write_end = os.pipe()
     os.close(read_end)
-    result = subprocess.run(command, stdout=write_end, stderr=subprocess.PIPE, text=True)
+    result = subprocess.run(command, stdout=write_end, stderr=subprocess.PIPE, text=True, timeout=300)
     os.close(write_end)
     assert (result.returncode, result.stderr) == (141, "")

@@ -34,7 +34,7 @@ def file(run, tmp_path_factory):
     out = tmp_path_factory.mktemp("exported") / "it.onnx"
     words = ["export", run, "--to", "onnx", "--out", str(out)]
     code = f"import sys; from holdfast.cli import main; sys.exit(main({words}))"
-    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert (process.returncode, process.stderr) == (0, "")
     assert process.stdout.startswith(SIGNATURE)
     assert process.stdout.endswith(f"(at most 1e-05) ✓\nonnx {out}\n")
@@ -48,7 +48,7 @@ def test_play_onnx_example_needs_neither_torch_nor_holdfast(file):
         f"sys.argv = ['play_onnx.py', {str(file)!r}]\n"
         f"runpy.run_path({str(EXAMPLE)!r})\n"
     )
-    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert process.returncode == 0, process.stderr
     assert len(process.stdout.splitlines()) == 20
     assert len(EXAMPLE.read_text().splitlines()) <= 25

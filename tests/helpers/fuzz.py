@@ -12,18 +12,15 @@ import random
 import shutil
 import sys
 import tempfile
-import time
-import traceback
-import warnings
 from pathlib import Path
 
 import torch
 
 import holdfast
+from helpers.forked import in_child
 from helpers.mutations import mutate
 from helpers.small_runs import TINY, lines_of, sign
 from holdfast.cli import main
-from holdfast.errors import HoldfastError
 
 OUTCOMES = {
     "equal": "the result of the intact run",
@@ -33,28 +30,34 @@ OUTCOMES = {
     "silent": "another result without a message",
     "raw": "an exception that is no error of ours",
     "hang": "no end",
+    "lost": "a checkpoint or file of before is gone, or the run resumes to another end",
     "executed": "code named by a file ran",
 }
-BAD = ("silent", "raw", "hang", "executed")
-SECONDS = 120
+BAD = ("silent", "raw", "hang", "lost", "executed")
 MORE = 2 * TINY["trainer.batch_size"]
 """Steps by which a resumed run is trained longer."""
 
 
 def make_run(folder):
-    """Train a run with a teacher and a component graph; return its folder."""
-    keys = {**TINY, "runs_dir": str(folder), "policy": "component:example", "trainer.keep_checkpoints": 2}
+    """Train a run with a teacher and a component graph, and save its policy and a memory; return its folder."""
+    keys = {**TINY, "runs_dir": str(folder), "policy": "component:example"}
+    keys |= {"trainer.checkpoint_interval": 1, "trainer.keep_checkpoints": 2, "trainer.eval_episodes": 4}
     teacher = holdfast.train("recall", {**keys, "run": "teacher", "trainer.total_timesteps": 64})
     run = holdfast.train("recall", {**keys, "run": "x", "trainer.teachers": str(teacher.folder)})
-    player = holdfast.load(run.folder)
-    player.save_pretrained(run.folder / "hub")
-    session = player.start(2)
-    session.act(*_observations(player, 0))
-    session.save(run.folder / "memory.safetensors")
+    save(run.folder, holdfast.load(run.folder))
     return run.folder
 
 
-def _observations(player, step):
+def save(folder, player):
+    """Save a policy and a memory into a run's folder, over those that exist."""
+    player.save_pretrained(folder / "hub")
+    session = player.start(2)
+    session.act(*observations(player, 0))
+    session.save(folder / "memory.safetensors")
+    return True
+
+
+def observations(player, step):
     shape, generator = player.spec.obs_shape, torch.Generator().manual_seed(step)
     obs = torch.randint(0, 255, (2, *shape), dtype=torch.uint8, generator=generator)
     return obs.numpy(), torch.tensor([step == 0, step == 0]).numpy()
@@ -65,7 +68,7 @@ def act(player, memory=None):
     if memory is not None:
         session.restore(memory)
     first = 0 if memory is None else 1
-    actions = [session.act(*_observations(player, step)).tolist() for step in range(first, 5)]
+    actions = [session.act(*observations(player, step)).tolist() for step in range(first, 5)]
     return [player.weights_hash, actions]
 
 
@@ -124,49 +127,10 @@ VERBS = {
 MESSAGES = ("damage", "missing", "differ", "lacks", "not used", "cannot be read", "no such", "unreadable")
 
 
-def call(verb, folder, result_file):
-    """Run in the child: call the verb, and write outcome, result and text to a file."""
-    text, result, outcome = io.StringIO(), None, "done"
+def in_copy(verb, folder):
+    """Call a verb from the folder above the run, where code that a file names is found."""
     os.chdir(folder.parent)
-    with (
-        contextlib.redirect_stdout(text),
-        contextlib.redirect_stderr(text),
-        warnings.catch_warnings(record=True) as caught,
-    ):
-        warnings.simplefilter("always")
-        try:
-            result = VERBS[verb][0](folder)
-            outcome = "refused" if result is None else "done"
-        except (HoldfastError, OSError) as error:
-            outcome = "refused"
-            print(error)
-        except BaseException:
-            outcome = "raw"
-            traceback.print_exc()
-    messages = "\n".join([text.getvalue(), *(str(warning.message) for warning in caught)])
-    result_file.write_text(json.dumps([outcome, repr(result), messages]))
-
-
-def in_child(verb, folder):
-    """Call a verb in a forked process; return its outcome, result and text."""
-    result_file = folder.parent / "result.json"
-    result_file.unlink(missing_ok=True)
-    child = os.fork()
-    if not child:
-        try:
-            call(verb, folder, result_file)
-        finally:
-            os._exit(0)
-    deadline = time.monotonic() + SECONDS
-    while os.waitpid(child, os.WNOHANG)[0] == 0:
-        if time.monotonic() > deadline:
-            os.kill(child, 9)
-            os.waitpid(child, 0)
-            return "hang", "", ""
-        time.sleep(0.002)
-    if not result_file.exists():
-        return "raw", "", "the process died"
-    return tuple(json.loads(result_file.read_text()))
+    return VERBS[verb][0](folder)
 
 
 def choose_file(folder, verb, generator):
@@ -202,7 +166,7 @@ def fuzz(folder, count, seed, verbs=None):
             copy = Path(temporary) / "x"
             shutil.copytree(folder, copy, symlinks=True)
             if verb not in expected:
-                expected[verb] = in_child(verb, copy)
+                expected[verb] = in_child(in_copy, verb, copy)
                 assert expected[verb][0] == "done", expected[verb]
                 shutil.rmtree(copy)
                 shutil.copytree(folder, copy, symlinks=True)
@@ -210,7 +174,7 @@ def fuzz(folder, count, seed, verbs=None):
             file = choose_file(copy, verb, generator)
             change = mutate(file, generator)
             signed = generator.random() < 0.5 and sign_again(file)
-            outcome, result, text = in_child(verb, copy)
+            outcome, result, text = in_child(in_copy, verb, copy)
             if (Path(temporary) / "executed").exists():
                 outcome = "executed"
             elif outcome == "done":
@@ -223,9 +187,17 @@ def fuzz(folder, count, seed, verbs=None):
 def table(cases):
     """Format counts of outcomes by verb."""
     counts = collections.Counter((verb, outcome) for _, verb, _, _, outcome, _ in cases)
-    verbs = [verb for verb in VERBS if any(counts[verb, outcome] for outcome in OUTCOMES)]
+    verbs = sorted({verb for verb, _ in counts})
     rows = [f"{verb:16}" + "".join(f"{counts[verb, outcome]:>10}" for outcome in OUTCOMES) for verb in verbs]
     return "\n".join([f"{'':16}" + "".join(f"{outcome:>10}" for outcome in OUTCOMES), *rows])
+
+
+def print_cases(cases):
+    """Print the bad cases and the table."""
+    for case in cases:
+        if case[4] in BAD:
+            print(*case[:5], case[5][-1500:], sep=" | ")
+    print(table(cases))
 
 
 if __name__ == "__main__":
@@ -233,7 +205,4 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         run = make_run(Path(folder))
         cases = list(fuzz(run, int(sys.argv[1]), seed=int(sys.argv[2]) if len(sys.argv) > 2 else 0))
-    for case in cases:
-        if case[4] in BAD:
-            print(*case[:5], case[5][-1500:], sep=" | ")
-    print(table(cases))
+    print_cases(cases)

@@ -23,7 +23,8 @@ PRIVATE = ["unshare", "--user", "--map-root-user", "--mount"]
 """A private mount namespace."""
 MAY_MOUNT = (
     shutil.which("unshare") is not None
-    and subprocess.run([*PRIVATE, "mount", "-t", "tmpfs", "x", "/mnt"], capture_output=True).returncode == 0
+    and subprocess.run([*PRIVATE, "mount", "-t", "tmpfs", "x", "/mnt"], capture_output=True, timeout=300).returncode
+    == 0
 )
 mounting = pytest.mark.skipif(not MAY_MOUNT, reason="private mounts are not permitted here")
 

@@ -1,4 +1,7 @@
-"""Long runs use no more memory at their end than soon after their start."""
+"""Long runs use no more memory at their end than soon after their start; runs resumed often leave nothing behind.
+
+`python tests/helpers/soak.py` trains longer.
+"""
 
 import json
 import os
@@ -11,7 +14,9 @@ import torch
 from torch import nn
 
 import holdfast
+from helpers.soak import soak
 from holdfast.policies import PolicyOutput
+from holdfast.worlds.workers.spawn import fork_server
 
 # Freed memory goes back to the system at once, so that the readings are of memory in use.
 ENV = {
@@ -69,6 +74,7 @@ def test_process_memory_does_not_grow(tmp_path, keys):
         env=ENV,
         capture_output=True,
         text=True,
+        timeout=600,
     )
     assert result.returncode == 0, result.stderr
     assert "ALARM" not in result.stdout
@@ -76,3 +82,13 @@ def test_process_memory_does_not_grow(tmp_path, keys):
     process_bytes = [json.loads(line)["machine/process_bytes"] for line in lines]
     early, late = process_bytes[len(process_bytes) // 20], process_bytes[-1]
     assert abs(late - early) <= 0.02 * early, f"{early} bytes after 5 %, {late} at the end"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("annotations_asleep")
+def test_resumed_runs_with_workers_leave_nothing_behind(tmp_path):
+    with fork_server():
+        _, early, *_, late = soak(tmp_path, iterations=60, resumes=3)
+    for name in ("descriptors", "threads", "processes"):
+        assert late[name] == early[name]
+    assert late["bytes"] <= 1.03 * early["bytes"]

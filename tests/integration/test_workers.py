@@ -4,13 +4,14 @@ import gc
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
 
 import psutil
 import pytest
-from test_killed_runs import start
 
 import holdfast
 from helpers.faulty_worlds import HOW, named_memory
@@ -322,10 +323,17 @@ def test_interrupted_run_leaves_no_process_and_no_memory(tmp_path, number):
         "trainer__num_workers": 2,
         "trainer__checkpoint_interval": 0,
     }
-    process = start(tmp_path, words(tmp_path, "x", **endless))
+    code = "import sys; from holdfast.cli import main; sys.exit(main())"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *words(tmp_path, "x", **endless)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
     file, patience = tmp_path / "x" / "metrics.jsonl", time.monotonic() + 120
     while not (file.exists() and file.read_bytes().count(b"\n") >= 2):
-        assert process.poll() is None, process.communicate()
+        assert process.poll() is None, process.communicate(timeout=60)
         assert time.monotonic() < patience
         time.sleep(0.01)
     family = psutil.Process(process.pid).children(recursive=True)

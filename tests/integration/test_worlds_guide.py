@@ -31,7 +31,7 @@ def folder(tmp_path):
 
 def holdfast(folder, *args):
     command = [Path(sys.executable).with_name("holdfast"), *args]
-    return subprocess.run(command, capture_output=True, text=True, cwd=folder)
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=900)
 
 
 def test_guide_world_passes_the_check_and_is_learnt(folder):

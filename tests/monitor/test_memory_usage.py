@@ -239,7 +239,7 @@ assert sum(map(bool, alarms)) == 1, alarms
 
 def test_real_leak_raises_alarm():
     # In a new process: this one may have freed memory to give out again.
-    result = subprocess.run([sys.executable, "-c", LEAK], capture_output=True, text=True)
+    result = subprocess.run([sys.executable, "-c", LEAK], capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
 
 

@@ -1,4 +1,5 @@
 import copy
+import errno
 import json
 import os
 import subprocess
@@ -95,6 +96,15 @@ def test_save_pretrained_files_and_model_card(run, tmp_path):
     assert str(run.folder.parent) not in (tmp_path / "config.json").read_text()
 
 
+def test_save_pretrained_names_a_folder_that_cannot_be_written(run, tmp_path, monkeypatch):
+    def fail(*args):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_bytes", fail)
+    with pytest.raises(ConfigError, match=rf"^{tmp_path}/x cannot be written: No space left on device\.$"):
+        holdfast.load(run.folder).save_pretrained(tmp_path / "x")
+
+
 def test_save_pretrained_includes_the_graph(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     graph = (BUILTIN / "fast.yaml").read_text().replace("hidden_size: 128", "hidden_size: 9")
@@ -163,7 +173,7 @@ def test_missing_hub_package_names_the_extra(run, tmp_path, monkeypatch):
 def test_cli_does_not_import_hub_or_onnx():
     late = ["huggingface_hub", "onnx", "onnxruntime", "onnxscript"]
     code = f"import holdfast.cli, sys; print([name for name in {late} if name in sys.modules])"
-    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
     assert process.stdout == "[]\n"
 
 

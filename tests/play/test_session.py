@@ -89,7 +89,7 @@ def test_sessions_in_threads_are_independent(kind):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        thread.join(timeout=60)
     assert all(results[number].equal(alone[number]) for number in range(4))
 
 

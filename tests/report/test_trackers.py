@@ -381,7 +381,7 @@ def run_process(folder, *steps, tracker="own_tracker:TextFile"):
     settings = {"tracker": tracker, "folder": str(folder), "run": "x", "config": {}}
     text = "".join(json.dumps(line) + "\n" for line in (settings, *([step, {"loss": 0.5}] for step in steps)))
     env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    return subprocess.run([sys.executable, *PROGRAM], input=text, capture_output=True, text=True, env=env)
+    return subprocess.run([sys.executable, *PROGRAM], input=text, capture_output=True, text=True, env=env, timeout=300)
 
 
 def test_process_writes_metrics_and_closes_the_tracker(tmp_path, own):

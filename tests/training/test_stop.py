@@ -118,5 +118,5 @@ def test_training_in_another_thread_leaves_signal_handlers_alone():
 
     thread = threading.Thread(target=work)
     thread.start()
-    thread.join()
+    thread.join(timeout=60)
     assert results == [(False, True)]

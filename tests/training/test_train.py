@@ -323,6 +323,7 @@ def test_original_command_line_trains(tmp_path, form, agent):
         capture_output=True,
         text=True,
         cwd=tmp_path,
+        timeout=300,
     )
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
@@ -350,7 +351,7 @@ def wait_for_lines(path, count, process):
     for _ in range(600):
         if path.exists() and len(path.read_text().splitlines()) >= count:
             return
-        assert process.poll() is None, process.communicate()
+        assert process.poll() is None, process.communicate(timeout=300)
         time.sleep(0.1)
     raise AssertionError(f"{path} never got {count} lines")
 

@@ -157,7 +157,7 @@ import holdfast.learn.ppo
 import holdfast.worlds.make
 print([name for name in {ADAPTERS} if f"holdfast.worlds.{{name}}" in sys.modules])
 """
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
     assert result.stdout.strip() == "[]"
 
 

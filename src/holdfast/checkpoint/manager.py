@@ -45,6 +45,8 @@ class CheckpointManager:
         self._on_disk = -1 if resumed_from is None else resumed_from.iteration
         best = folder.best()
         self._best = None if best is None else best[0]
+        for path, reason in folder.unreadable.items():
+            alarm(f"{path.name} may be the best, but {reason}; it is not removed.")
         self._warning, self._is_lost = "", False
         self.latest: Path | None = None if resumed_from is None else resumed_from.path
         """The latest checkpoint; None: there were no finite weights to save."""
@@ -168,11 +170,11 @@ class CheckpointManager:
         return score is not None and math.isfinite(score) and (self._best is None or score > self._best)
 
     def _prune(self, written: Path) -> None:
-        """Remove all but the newest few checkpoints, the best, and the one just written."""
+        """Remove all but the newest few checkpoints, the best, unreadable ones, and the one just written."""
         if not self._keep:
             return
-        best = (self._folder.checkpoints / "best").resolve()
+        exceptions = {(self._folder.checkpoints / "best").resolve(), *self._folder.unreadable, written}
         for path in self._folder.numbered()[self._keep :]:
-            if path.resolve() != best and path != written:
+            if exceptions.isdisjoint((path, path.resolve())):
                 # Renamed first: a checkpoint's name means it is complete.
                 shutil.rmtree(path.rename(path.with_name(f".{path.name}.part")))

@@ -56,21 +56,27 @@ class RunDir:
         self.path, self.metrics, self.checkpoints = path, path / "metrics.jsonl", path / "checkpoints"
         self.teachers = path / "teachers"
         """Copies of the teachers, made when the run started."""
+        self.unreadable: dict[Path, str] = {}
+        """Checkpoints that could not be read, and why: one of them may be the best."""
         self._log_files = [path / name for name in LOG_FILES]
         self._log_hashes = {file.name: hashlib.sha256() for file in self._log_files}
         self._log_sizes = {file.name: 0 for file in self._log_files}
 
     def log_state(self) -> dict[str, dict[str, Any]]:
         """Return sizes and checksums of the log files; only what was appended since the last call is read."""
+        state = dict[str, dict[str, Any]]()
         for file in self._log_files:
-            while appended := _read_at(file, self._log_sizes[file.name]):
-                self._log_hashes[file.name].update(appended)
-                self._log_sizes[file.name] += len(appended)
-        return {
-            name: {"bytes": size, "sha256": self._log_hashes[name].hexdigest()}
-            for name, size in self._log_sizes.items()
-            if size
-        }
+            name = file.name
+            while appended := _read_at(file, self._log_sizes[name]):
+                self._log_hashes[name].update(appended)
+                self._log_sizes[name] += len(appended)
+            checksum, size = self._log_hashes[name].hexdigest(), _size_of(file)
+            if size > self._log_sizes[name]:
+                # It cannot be read now: a resume must keep these lines all the same.
+                state[name] = {"bytes": size, "sha256": ""}
+            elif self._log_sizes[name]:
+                state[name] = {"bytes": self._log_sizes[name], "sha256": checksum}
+        return state
 
     def require_plain_logs(self) -> None:
         """Raise if a file that grows is a link: resuming would change a file outside of the run."""
@@ -86,19 +92,8 @@ class RunDir:
         """Truncate the log files to saved sizes, and report changes; the resumed run writes later lines again."""
         for file in self._log_files:
             entry = get_field(state, file.name, dict) if file.name in state else {"bytes": 0, "sha256": ""}
-            saved, digest = get_field(entry, "bytes", int), get_field(entry, "sha256", str)
-            size = file.stat().st_size if file.exists() else 0
-            if size > saved:
-                with writing(file):
-                    os.truncate(file, saved)
-            elif size < saved:
-                if size:
-                    # An incomplete last line would spoil the next one.
-                    with writing(file), file.open("r+b") as opened:
-                        opened.truncate(opened.read().rfind(b"\n") + 1)
-                log(f"{file} lacks its last {saved - size:,} bytes; new lines are appended.")
-            if size >= saved > 0 and _checksum(file) != digest:
-                log(f"{file} is damaged: lines differ from those the run wrote; new lines are appended.")
+            with writing(file):
+                _truncate_log(file, get_field(entry, "bytes", int), get_field(entry, "sha256", str), log)
 
     def numbered(self) -> list[Path]:
         """List the checkpoints, newest first."""
@@ -137,9 +132,20 @@ class RunDir:
 
     def best(self) -> tuple[float, Path] | None:
         """Find the checkpoint with the highest score; of equal ones the oldest. Unreadable ones are left out."""
-        scores = ((_score_of(path), path) for path in reversed(self.numbered()))
+        scores = ((self._score_of(path), path) for path in reversed(self.numbered()))
         scored = [(score, path) for score, path in scores if score is not None and math.isfinite(score)]
         return max(scored, key=itemgetter(0), default=None)
+
+    def _score_of(self, path: Path) -> float | None:
+        """Read a checkpoint's score; None: it has none, is damaged or cannot be read."""
+        try:
+            checkpoint = open_checkpoint(path)
+        except (CorruptFileError, ConfigError):
+            return None
+        except OSError as error:
+            self.unreadable[path] = str(error).rstrip(".")
+            return None
+        return checkpoint.score if checkpoint.iteration == int(path.name) else None
 
     def quarantine_newer(self, checkpoint: Checkpoint) -> None:
         """Rename checkpoints newer than this one, which are damaged or unusable, and remove unfinished ones.
@@ -168,9 +174,13 @@ class RunDir:
 
     def keep_teacher(self, name: str, files: Mapping[str, bytes]) -> None:
         """Copy a teacher into the run: its own run may change or be deleted."""
-        (self.teachers / name).mkdir(parents=True)
-        for file, data in {**files, MANIFEST: policy_manifest(files)}.items():
-            (self.teachers / name / file).write_bytes(data)
+        folder = self.teachers / name
+        try:
+            folder.mkdir(parents=True)
+            for file, data in {**files, MANIFEST: policy_manifest(files)}.items():
+                (folder / file).write_bytes(data)
+        except OSError as error:
+            raise OSError(f"Could not write {folder}: {error.strerror or error}.") from error
 
     def append_provenance(self, policy_files: Mapping[str, bytes], command: str) -> None:
         """Write the config and append the command of a resumed run."""
@@ -224,6 +234,30 @@ def _read_at(file: Path, position: int, limit: int = 1 << 20) -> bytes:
         return b""
 
 
+def _size_of(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError:
+        return 0
+
+
+def _truncate_log(file: Path, saved: int, digest: str, log: Log) -> None:
+    """Truncate a log file to its saved size; report what is missing, damaged or cannot be verified."""
+    size = file.stat().st_size if file.exists() else 0
+    if size > saved:
+        with file.open("r+b") as opened:
+            opened.truncate(saved)
+    elif size < saved:
+        if size:
+            # An incomplete last line would spoil the next one.
+            with file.open("r+b") as opened:
+                opened.truncate(opened.read().rfind(b"\n") + 1)
+        log(f"{file} lacks its last {saved - size:,} bytes; new lines are appended.")
+    if size >= saved > 0 and _checksum(file) != digest:
+        difference = "is damaged: lines differ from those the run wrote" if digest else "has no checksum"
+        log(f"{file} {difference}; new lines are appended.")
+
+
 def _is_damaged(path: Path) -> bool:
     try:
         open_checkpoint(path)
@@ -237,15 +271,6 @@ def _is_damaged(path: Path) -> bool:
 def _checksum(file: Path) -> str:
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
-
-
-def _score_of(path: Path) -> float | None:
-    """Read a checkpoint's score; None: it has none, or is damaged."""
-    try:
-        checkpoint = open_checkpoint(path)
-    except (CorruptFileError, ConfigError, OSError):
-        return None
-    return checkpoint.score if checkpoint.iteration == int(path.name) else None
 
 
 def create_run_dir(config: Config, name: str, command: str, policy: nn.Module) -> RunDir:

@@ -51,7 +51,13 @@ class Player:
 
     def save_pretrained(self, save_directory: str | Path, **options: Any) -> str | None:
         """Write weights, config and a model card to a folder, in the format of the Hub."""
-        return _hub().OnHub(self.policy, self.config).save_pretrained(save_directory, **options)
+        try:
+            return _hub().OnHub(self.policy, self.config).save_pretrained(save_directory, **options)
+        except OSError as error:
+            if error.errno is None:
+                # An error of the Hub, not of the disk.
+                raise
+            raise ConfigError(f"{save_directory} cannot be written: {error.strerror}.") from error
 
     def push_to_hub(self, repo_id: str, **options: Any) -> str:
         """Upload the same files to a repository of the Hub."""

@@ -53,7 +53,7 @@ print(json.dumps({
 def compiled():
     """Compile in another process: in this one Triton interprets."""
     env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    process = subprocess.run([sys.executable, "-c", COMPILE], capture_output=True, text=True, env=env)
+    process = subprocess.run([sys.executable, "-c", COMPILE], capture_output=True, text=True, env=env, timeout=300)
     assert process.returncode == 0, process.stderr[-2000:]
     return json.loads(process.stdout)
 

@@ -291,7 +291,7 @@ def test_reset_after_an_end_cancels_the_pending_autoreset():
 def kill(processes):
     for process in processes:
         process.kill()
-        process.join()
+        process.join(timeout=60)
 
 
 @pytest.mark.parametrize("which", [slice(0, 1), slice(1, 2), slice(0, 2)])

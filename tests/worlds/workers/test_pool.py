@@ -221,7 +221,7 @@ def test_pools_in_several_threads():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        thread.join(timeout=60)
     for seed in range(4):
         whole = make_world("recall", 4, seed=seed)
         whole.reset()
