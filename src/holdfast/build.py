@@ -41,9 +41,7 @@ def build_training_world(config: Config, device: torch.device, seed: int) -> Wor
         return build_world(config, device, agents=world.agents, seed=seed)
     limit = world.family.max_shards
     if limit == 0:
-        raise ConfigError(
-            f"{world.name} has threads of its own, world.threads=N of them; leave out trainer.num_workers."
-        )
+        raise ConfigError(f"{world.name} has its own threads (world.threads=N); leave out trainer.num_workers.")
     if limit is not None and trainer.num_workers * trainer.async_factor > limit:
         raise ConfigError(
             f"{world.name} cannot be split over several workers; type trainer.num_workers=1 "

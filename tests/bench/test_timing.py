@@ -37,7 +37,7 @@ def test_first_call_is_timed_separately():
 
 
 @needs_gpu
-def test_gpu_calls_are_captured_unless_they_synchronise():
+def test_gpu_calls_are_captured_unless_they_synchronize():
     x = torch.ones(4, device="cuda")
     device = torch.device("cuda")
     captured = prepare(lambda: x + 1, device, records=True)
@@ -97,7 +97,7 @@ class Device:
     def run(self, syncs=False):
         if syncs and self.strict:
             raise RuntimeError("called a synchronizing operation\nand more")
-        assert not (syncs and self.capturing), "a call that synchronises is never captured"
+        assert not (syncs and self.capturing), "a call that synchronizes is never captured"
         self.log.append("capture" if self.capturing else "call")
         self.now += 4.0
         return "outputs"

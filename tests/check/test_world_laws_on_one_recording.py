@@ -14,7 +14,7 @@ from holdfast import rng
 from holdfast.check import world_laws
 from holdfast.check.results import Law
 from holdfast.check.world_recording import WorldUnderTest, record
-from holdfast.worlds import WORLDS, Step, WorldSpec
+from holdfast.worlds import Step, WorldSpec, make_world
 
 pytestmark = pytest.mark.usefixtures("annotations_asleep")
 AGENTS, STEPS = 3, 9
@@ -186,7 +186,7 @@ def test_observations_of_invalid_rows_may_be_anything():
             return changed(step, obs=torch.where(rows, step.obs, noise), last_obs=last)
 
     def make(agents, seed):
-        return Anything(WORLDS["ragged"](agents, seed=seed, truncate=True))
+        return Anything(make_world("ragged", agents, seed=seed, truncate=True))
 
     assert broken(holdfast.check_world(make)) == {}
 

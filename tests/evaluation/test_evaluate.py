@@ -141,7 +141,7 @@ def test_evaluate_greedy_needs_no_draws():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_policy_that_knows_nothing_gets_chance_on_recall_with_and_without_memory():
+def test_cleared_memory_gives_chance_return_on_recall():
     world = make_world("recall", agents=50, delay=1, cues=2, seed=-1)
     policy = Fast(world.spec, hidden_size=8, num_layers=1)
     for memory in ("intact", "cleared"):
@@ -151,7 +151,7 @@ def test_a_policy_that_knows_nothing_gets_chance_on_recall_with_and_without_memo
     assert abs(float(returns.mean()) - 0.5) < 0.08
 
 
-def test_a_reward_for_no_action_counts_neither_here_nor_in_training():
+def test_reward_without_an_action_is_not_counted_in_evaluation_or_training():
     there, ended = torch.ones(2, 8, dtype=torch.bool), torch.zeros(2, 8, dtype=torch.bool)
     there[:, 1:3], ended[:, 4:] = False, True
     # Rewards come with steps 1 to 4; those with 2 and 3 answer nobody.

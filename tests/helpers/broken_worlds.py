@@ -180,7 +180,7 @@ class Mute(Around):
 
 
 class GoesOn(Around):
-    """Another reset begins another life, as with a generator that is not seeded anew."""
+    """Another reset starts other episodes, as with a generator that is not reseeded."""
 
     def reset(self):
         self.world.seed = self.world.seed + 1000 * self.lives

@@ -1,4 +1,4 @@
-"""Lives to be watched: scripted worlds with absences, policies of every make, and a world that is heard."""
+"""Scripted worlds with invalid steps, policies of every kind, and a world with an on_step callback."""
 
 import copy
 
@@ -80,7 +80,7 @@ def stored(policy, world=None, rollouts=2, segments=2, **options):
 
 
 class Overheard:
-    """A world whose every step somebody else hears too, before the policy does."""
+    """A world that calls on_step with every step before the policy acts."""
 
     def __init__(self, world, hear):
         self.world, self.hear, self.agents, self.spec = world, hear, world.agents, world.spec

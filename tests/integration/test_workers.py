@@ -160,7 +160,7 @@ def test_errors_of_restarted_workers_are_logged(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"world": "envpool:CartPole-v1", "world__delay": None}, "has threads of its own"),
+        ({"world": "envpool:CartPole-v1", "world__delay": None}, "has its own threads"),
         (
             {"world": "mixture", "world__parts": "recall + n_back", "world__delay": None},
             "cannot be split over",

@@ -1,4 +1,4 @@
-"""Several processes normalise by what all of them lived."""
+"""masked_normalize over several processes."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ def lived():
     return x, valid
 
 
-def normalise_a_share(rank, folder):
+def normalize_a_share(rank, folder):
     distributed.init_process_group("gloo", f"file://{folder}/meet", rank=rank, world_size=PROCESSES)
     x, valid = (each.chunk(PROCESSES)[rank] for each in lived())
     nobody = losses.masked_normalize(x, torch.zeros_like(valid))
@@ -28,7 +28,7 @@ def normalise_a_share(rank, folder):
 @pytest.fixture(scope="module")
 def shares(tmp_path_factory):
     folder = tmp_path_factory.mktemp("processes")
-    multiprocessing.spawn(normalise_a_share, args=(folder,), nprocs=PROCESSES)
+    multiprocessing.spawn(normalize_a_share, args=(folder,), nprocs=PROCESSES)
     return [torch.load(folder / f"{rank}.pt") for rank in range(PROCESSES)]
 
 

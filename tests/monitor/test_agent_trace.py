@@ -1,4 +1,4 @@
-"""The life of one agent, told in lines: every number in them is found again in what was stored."""
+"""Agent trace: every number in its lines equals the stored one."""
 
 import re
 
@@ -224,8 +224,8 @@ def test_trace_without_memory():
 
 
 @pytest.mark.parametrize("kind", [*POLICIES, "drops out"])
-def test_nothing_is_touched(kind):
-    policy = make_small(own.DropsOut) if kind == "drops out" else POLICIES[kind]()
+def test_trace_has_no_side_effects(kind):
+    policy = make_small(own.UsesDropout) if kind == "drops out" else POLICIES[kind]()
     collector = Collector(world_for(policy), policy, length=2 * T, horizon=T, seed=0)
     segments = collector.rollout(0)
     live, steps = policy.store.snapshot().tree, segments.steps.clone()

@@ -152,7 +152,7 @@ def test_leak_raises_one_alarm():
     for word in (
         "process memory grows",
         "MiB at step 50,000",
-        "MiB a million steps",
+        "MiB per million steps",
         "graph that is kept",
         "list",
     ):

@@ -96,7 +96,7 @@ def test_a_broken_memory_in_bfloat16_is_stopped(sabotage, law):
         check_segments(policy, stored(policy))
 
 
-def test_nothing_is_touched():
+def test_replay_check_has_no_side_effects():
     policy = make_small()
     segments = stored(policy)
     steps, live = segments.steps.clone(), policy.store.snapshot().tree

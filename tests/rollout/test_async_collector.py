@@ -196,5 +196,5 @@ class Late(Turning):
 
 
 def test_async_steps_are_checked():
-    with pytest.raises(ContractError, match="acts on after its episode has ended"):
+    with pytest.raises(ContractError, match="acts after its episode ended"):
         lived(Late("recall", 6, chance=4))

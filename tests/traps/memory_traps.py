@@ -52,7 +52,7 @@ def short_run(**keys):
 # 1 and 2 and 3: what a run does to memories at the edges of rollouts, and in updates.
 
 
-def share_of_agents_that_begin_a_rollout_with_nothing():
+def share_of_agents_with_zero_state_at_rollout_start():
     """In a run, among all agents at all rollouts but the first."""
     empty, rollout = [], Collector.rollout
 
@@ -125,7 +125,7 @@ def values_behind(farewell):
     return values.unflatten(0, (4, 4))[:, :3]
 
 
-def how_far_the_next_episode_feels_the_last_observation():
+def effect_of_final_obs_on_the_next_episode():
     return float((values_behind(0.0) - values_behind(1.0)).abs().max())
 
 
@@ -226,7 +226,7 @@ def difference_when_slices_change():
     return float((late - right[5, 2:]).abs().max())
 
 
-def misfits_taken_without_a_word():
+def mismatches_accepted():
     """A state of another size, another precision and another device, for agents who have one."""
     store, cell = (policy := make_reader()).store, policy.lstm.cell
     store.write(0, store.read(0, 4))
@@ -252,7 +252,7 @@ def one_memory_for_all_in_play():
     return mock.patch.object(recurrent_policy, "slice_start", return_value=0)
 
 
-def difference_when_nobody_says_whose_turn_it_is():
+def difference_without_env_id():
     """Two slices served in turn by batches without an id: 0 if they are refused."""
     policy, right, found = make_reader().double(), lived_in_one_slice(), []
     try:
@@ -274,7 +274,7 @@ def slice_zero_by_default():
 # 18: which flags clear.
 
 
-def difference_behind_an_end_told_by_one_flag():
+def difference_with_one_flag():
     """An episode behind an end that `dones` alone tells, or `truncateds` alone, against one that is new."""
     worst = 0.0
     for flag in ("dones", "truncateds"):

@@ -1,4 +1,4 @@
-"""The traps as docs/museum/index.md tells them."""
+"""The traps in docs/museum/index.md."""
 
 import re
 from pathlib import Path
@@ -17,4 +17,4 @@ def section_of(trap):
 
 def size_on_the_page(trap):
     """Read how large the page says that the trap is."""
-    return float(re.search(r"- measured: (\S+),", section_of(trap))[1])
+    return float(re.search(r"- measured: (\S+) ", section_of(trap))[1])

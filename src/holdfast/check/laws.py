@@ -169,7 +169,7 @@ def _measure_world(subject: WorldUnderTest, name: str) -> list[Measurement]:
 
 
 def _world_notes(subject: WorldUnderTest, laws: list[Law]) -> list[str]:
-    """Summarise the recording, and give advice on what could not be measured."""
+    """Summarize the recording, and give advice on what could not be measured."""
     recording = subject.recording
     if not recording.steps:
         return []

@@ -103,7 +103,7 @@ def _wrong_tokens(spec: WorldSpec, obs: Shaped[Tensor, "N A M 3"]) -> Iterator[t
 
 
 def first(subject: WorldUnderTest) -> list[Measurement]:
-    """Every reset opens an episode of every agent."""
+    """Every reset starts an episode of every agent."""
     advice = "set first everywhere in reset()"
     again = f"{advice}, in the middle of an episode too"
     return [
@@ -120,8 +120,8 @@ def flags(subject: WorldUnderTest) -> list[Measurement]:
     inside = _before_each_row(always, starts=first, ends=ended)
     # An agent that is invalid at its first row may join later, so it has acted only since a valid one.
     acted = _before_each_row(~always, starts=valid, ends=first)
-    end = "set terminated or truncated in the row of the last reward, also if the next episode opens in it"
-    start = "set first where the next episode opens, and valid=False until then"
+    end = "set terminated or truncated in the row of the last reward, also if the next episode starts in it"
+    start = "set first where the next episode starts, and valid=False until then"
     between = later & valid & ~first & (~inside | ended)
     trial = "a new episode is not a new trial of the old one"
     parts = [
@@ -228,7 +228,7 @@ def _equal_obs(
 
 
 def _next_first(first: Bool[Tensor, "N A"]) -> Int[Tensor, "N A"]:
-    """Return the row, this one or a later one, where the next episode opens; -1 if none does."""
+    """Return the row, this one or a later one, where the next episode starts; -1 if none does."""
     N = len(first)
     at = torch.where(first, torch.arange(N, device=first.device)[:, None], N)
     nearest = at.flip(0).cummin(0).values.flip(0)

@@ -124,7 +124,7 @@ class RunDir:
                 # A run that trains has replaced it meanwhile.
                 return self.newest(log)
             reasons.append(reason)
-            log(f"{path.name} {kind} and not used: {reason}.")
+            log(f"{path.name} {kind} and is not used: {reason}.")
         if paths:
             failure = OSError if kind == "cannot be read" else CorruptFileError
             raise failure(f"{self.path} has no valid checkpoint: {'; '.join(reasons)}.")

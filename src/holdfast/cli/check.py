@@ -70,7 +70,7 @@ def find_run(name: str) -> Path:
     if folder.is_file():
         raise ConfigError(f"{name} is a file; give the folder it is in, {folder.parent}.")
     if not (folder / "config.json").exists():
-        raise ConfigError(f"{name} is a folder without config.json, so it is no run.")
+        raise ConfigError(f"{name} is a folder without config.json, so it is not a run.")
     return folder
 
 
@@ -214,10 +214,10 @@ def _world_only(word: str) -> ConfigError:
     """Explain why an option or a key does not apply to a policy."""
     section, _, name = word.partition(".")
     if section == "policy" and name in ("kernel", "precision"):
-        return ConfigError(f"{word} is no key of this command; write --{name}, see holdfast check --help.")
+        return ConfigError(f"{word} is not a key of this command; write --{name}, see holdfast check --help.")
     if section in ("policy", "memory", "trainer"):
         return ConfigError(
-            f"{word} is no key of this command, whose keys are those of worlds; check a policy with options "
+            f"{word} is not a key of this command, whose keys are those of worlds; check a policy with options "
             'in Python: holdfast.check(holdfast.make_policy("fast", world, memory="gru"), world).'
         )
     return ConfigError(f"{word} is for worlds, for example: holdfast check world:recall world.delay=4.")

@@ -100,7 +100,11 @@ def _parser() -> Parser:
     )
     add("--agents", type=count, metavar="N", help="number of parallel agents (up to 250)")
     add("--sampled", action="store_true", help="sample actions instead of taking the most likely")
-    add("--against", metavar="runs/OTHER", help="this run's policy controls every second agent")
+    add(
+        "--against",
+        metavar="runs/OTHER",
+        help="opponent: its policy controls every second agent of each environment, then sides are swapped",
+    )
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="device (auto)")
     add(
         "--patience",

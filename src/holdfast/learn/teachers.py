@@ -67,7 +67,7 @@ class Teacher:
         missing = [name for name in spec.action_names if names and name not in names]
         if not missing:
             return ""
-        return f"teacher {self.name} does not know {', '.join(missing)}: it gives them probability 0."
+        return f"teacher {self.name} does not have the actions {', '.join(missing)}; their probability is 0."
 
     @torch.no_grad()
     def run(self, segments: Segments, global_step: int) -> TeacherOutput | None:

@@ -53,7 +53,7 @@ def find_game(env: str | Callable[..., Any], options: Mapping[str, Any]) -> tupl
         # A class is no better here: any callable makes a game.
         require_trust_to_call(env, None)
     else:
-        hint = did_you_mean(env, GAMES, f"there is {', '.join(GAMES)}.")
+        hint = did_you_mean(env, GAMES, f"choose from {', '.join(GAMES)}.")
         raise ConfigError(
             f"world.name={name}: there is no such game; {hint} Write mettagrid:package.module:function for your own."
         )
@@ -194,7 +194,7 @@ def _tmaze_config(limit: int, mazes: int, resources: list[str]) -> Any:
 
 AGENTS, ALTARS = 24, 96
 SIZE, COLLECT_TOKENS = 30, 160
-"""Side of the map with its wall, and the most tokens of an observation."""
+"""Side of the map with its wall, and the maximum number of tokens in an observation."""
 
 
 def collect(limit: int = 50, resources: Sequence[str] = ()) -> Game:
