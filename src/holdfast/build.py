@@ -150,6 +150,6 @@ def build_teachers(config: Config, world: World, policy: LSTMWrapper, folder: Pa
         name = Path(teacher.run).name
         name = f"{name}-{number}" if name in teachers else name
         loaded, files = load_teacher(teacher.run if folder is None else folder / name, world, device)
-        teachers[name] = Teacher(name, loaded, teacher, agents=world.agents, at_once=rows, files=files)
+        teachers[name] = Teacher(name, loaded, teacher, agents=world.agents, batch_size=rows, files=files)
         teachers[name].require_same_actions(policy)
     return list(teachers.values())

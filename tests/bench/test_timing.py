@@ -54,12 +54,12 @@ def test_gpu_calls_are_captured_unless_they_synchronize():
 @needs_gpu
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
 def test_gpu_implementations_are_captured_and_right(cell):
-    bench = Bench(torch.device("cuda"), ["triton", "dense", "blank steps"], ["float32", "bfloat16"], 3, print)
+    bench = Bench(torch.device("cuda"), ["triton", "dense", "reset slots"], ["float32", "bfloat16"], 3, print)
     outcome = measure(bench, Case(cell, 32, 24, 10, starts=0.2))
     assert outcome.good, outcome
     how = {(result.name, result.precision): result.how for result in outcome.measured}
     assert how["triton", "bfloat16"] == how["dense", "float16"] == "graph"
-    assert how["blank steps", "float32"] == "eager"
+    assert how["reset slots", "float32"] == "eager"
 
 
 class Device:

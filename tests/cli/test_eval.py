@@ -225,8 +225,8 @@ def test_shuffled_memory_needs_two_agents(refused, runs):
     assert line.endswith("it needs 2 agents or more.")
 
 
-def test_episodes_longer_than_patience_fail(refused, runs):
-    line = refused(runs / "x", "world.delay=500", "--patience", "50", "--episodes", "4", code=1)
+def test_episodes_longer_than_max_episode_steps_fail(refused, runs):
+    line = refused(runs / "x", "world.delay=500", "--max-episode-steps", "50", "--episodes", "4", code=1)
     assert line == "Agent 0 finished no episode within 50 steps; evaluation needs episodes that end."
 
 
@@ -247,7 +247,7 @@ def test_eval_help_lists_modes_and_options(capsys):
         main(["eval", "--help"])
     assert exit_.value.code == 0
     captured = capsys.readouterr().out
-    for word in ("intact", "cleared", "frozen", "shuffled", "--against", "--json", "--sampled", "--patience"):
+    for word in ("intact", "cleared", "frozen", "shuffled", "--against", "--json", "--sampled", "--max-episode-steps"):
         assert word in captured
 
 

@@ -35,7 +35,7 @@ def message_of(policy, segments, loss_function=None, index=None, targets=None):
     loss_function = loss_function or partial(compute_loss, policy, ppo=PPO)
     report = NonFiniteReport(policy, segments, index, rows, targets.rows(index), [], loss_function)
     with pytest.raises(NonFiniteError) as caught:
-        report.raise_("here", at_once=2)
+        report.raise_("here", batch_size=2)
     return str(caught.value)
 
 

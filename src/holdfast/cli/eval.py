@@ -21,7 +21,7 @@ from holdfast.errors import ConfigError
 from holdfast.evaluation.evaluate import MAX_STEPS_WITHOUT_END, MEMORY_MODES, MemoryMode
 from holdfast.evaluation.held_out import EvalResult, EvalSettings, evaluate_held_out, world_spec
 from holdfast.policies import LSTMWrapper
-from holdfast.report.text import bests, lead_line, score_json, score_table
+from holdfast.report.text import best_returns_line, margin_line, score_json, score_table
 from holdfast.trust import trusting
 from holdfast.worlds import WorldSpec
 
@@ -107,7 +107,7 @@ def _parser() -> Parser:
     )
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="device (auto)")
     add(
-        "--patience",
+        "--max-episode-steps",
         type=count,
         default=MAX_STEPS_WITHOUT_END,
         metavar="N",
@@ -129,7 +129,7 @@ def _eval_settings(options: argparse.Namespace) -> EvalSettings:
         seeds=options.seeds or min(SEEDS, episodes),
         agents=options.agents,
         greedy=not options.sampled,
-        max_steps_without_end=options.patience,
+        max_steps_without_end=options.max_episode_steps,
     )
 
 
@@ -173,6 +173,6 @@ def _print_tables(results: Sequence[EvalResult], run: dict[str, Any], spec: Worl
         if result.opponent is not None and result.margin is not None:
             rows = [(f"this policy, memory {result.memory}", result), ("the opponent", result.opponent)]
             out.print(score_table("policy", rows))
-            out.print(lead_line(result.margin))
-    if bests(spec):
-        out.print(bests(spec))
+            out.print(margin_line(result.margin))
+    if best_returns_line(spec):
+        out.print(best_returns_line(spec))

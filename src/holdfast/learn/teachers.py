@@ -44,13 +44,13 @@ class Teacher:
         config: TeacherConfig,
         *,
         agents: int,
-        at_once: int,
+        batch_size: int,
         files: Mapping[str, bytes] | None = None,
     ) -> None:
         self.files = files or {}
         """The files that rebuild it on resume."""
         self.name, self.policy, self.config = name, policy.eval().requires_grad_(False), config
-        self._slices = {start: min(at_once, agents - start) for start in range(0, agents, at_once)}
+        self._slices = {start: min(batch_size, agents - start) for start in range(0, agents, batch_size)}
         policy.store.allocate(self._slices)
 
     def require_same_actions(self, student: LSTMWrapper) -> None:

@@ -33,19 +33,6 @@ def find_metric(name: str) -> Metric | None:
     return METRICS.get(name.partition("@")[0])
 
 
-GROUPS = {
-    "": "Progress",
-    "time": "Time per phase",
-    "charts": "Episodes and optimization",
-    "losses": "Losses",
-    "memory": "Memory",
-    "gradients": "Gradients",
-    "weights": "Weights",
-    "machine": "Machine",
-    "eval": "Evaluation",
-}
-"""Title of each prefix, in the order of the documentation."""
-
 METRICS: dict[str, Metric] = {
     "global_step": Metric("steps", "agent steps so far; invalid steps are not counted"),
     "iteration": Metric("count", "rollouts and updates so far"),

@@ -39,7 +39,7 @@ violations as a bit mask, and their step."""
 
 
 @runtime_checkable
-class Settleable(Protocol):
+class RecordsViolations(Protocol):
     """A world that records violations on the device and raises them on request."""
 
     def raise_violations(self) -> None:
@@ -229,7 +229,7 @@ def checked(world: World) -> World:
 
 def raise_violations(world: World) -> None:
     """Raise the first violation that a world has recorded, if any."""
-    if isinstance(world, Settleable):
+    if isinstance(world, RecordsViolations):
         world.raise_violations()
 
 

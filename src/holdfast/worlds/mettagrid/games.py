@@ -137,23 +137,23 @@ def tmaze(corridor: int = 4, limit: int = 16, mazes: int = 8, resources: Sequenc
     names = {"n": "cue_north", "s": "cue_south", "g": "good", "b": "bad"}
 
     def draw_map(seed: int) -> Any:
-        rows = plan(corridor, norths(seed, mazes))
+        rows = plan(corridor, draw_sides(seed, mazes))
         return AsciiMapBuilder.Config(map_data=[list(row) for row in rows], char_to_map_name=names)
 
     game = _tmaze_config(limit, mazes, [*resources, *TMAZE_RESOURCES])
     return Game(game, draw_map, best_return=1.0, best_return_without_memory=0.0)
 
 
-def norths(seed: int, mazes: int) -> list[bool]:
+def draw_sides(seed: int, mazes: int) -> list[bool]:
     """Draw for each maze whether its good altar is the northern one."""
     return rng.randint(2, seed, rng.STREAM_WORLD, torch.arange(mazes), 0).bool().tolist()
 
 
-def plan(corridor: int, norths: Sequence[bool]) -> list[str]:
+def plan(corridor: int, sides: Sequence[bool]) -> list[str]:
     """Return the rows of a map with the mazes one below the other: `#` is a wall, `.` empty, `@` an agent."""
     wall = "#" * (corridor + 3)
     rows = [wall]
-    for north in norths:
+    for north in sides:
         cue, upper, lower = ("n", "g", "b") if north else ("s", "b", "g")
         rows += [
             f"#{cue}{'#' * (corridor - 1)}{upper}#",
