@@ -125,7 +125,7 @@ def test_captured_call_keeps_its_inputs_alive(monkeypatch):
 
 
 @pytest.mark.parametrize(("records", "why"), [(True, "RuntimeError: called a synchronizing operation"), (False, "")])
-def test_synchronising_call_is_timed_eagerly_with_the_reason(monkeypatch, records, why):
+def test_synchronizing_call_is_timed_eagerly_with_the_reason(monkeypatch, records, why):
     device = Device(monkeypatch)
     ready = prepare(partial(device.run, syncs=True), torch.device("cuda"), records=records)
     assert (ready.how, ready.why_eager, device.strict) == ("eager", why, False)

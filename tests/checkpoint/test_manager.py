@@ -175,7 +175,7 @@ def test_save_final_saves_the_last_iteration_between_intervals(tmp_path):
     assert manager.save_final() == f"saved {tmp_path}/checkpoints/000003"
 
 
-def test_a_run_directory_deleted_during_training_is_reported_and_written_again(tmp_path):
+def test_a_run_folder_deleted_during_training_is_reported_and_written_again(tmp_path):
     folder, log = RunDir(tmp_path / "x"), []
     folder.path.mkdir()
     manager = make_manager(folder, interval=3, alarm=log.append)

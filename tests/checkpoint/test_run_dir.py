@@ -1,4 +1,4 @@
-"""The directory of a run: its files, its logs, and which checkpoint is used."""
+"""The folder of a run: its files, its logs, and which checkpoint is used."""
 
 import json
 import os

@@ -43,7 +43,7 @@ class Numbered(Scripted):
 
 @torch.no_grad()
 def by_hand(policy, world, share, cleared):
-    """Greedy returns of all agents' first episodes, then of their second ones, lived with `unroll` alone."""
+    """Greedy returns of all agents' first episodes, then of their second ones, computed with `unroll` alone."""
     state, step = policy.lstm.cell.initial(world.agents), world.reset()
     returns, total = [[] for _ in range(world.agents)], torch.zeros(world.agents)
     while min(map(len, returns)) < share:
@@ -230,7 +230,7 @@ LENGTH = 4
 
 
 class Crowds(Scripted):
-    """Crowds of three; everybody's episodes last four steps, and pay 100 * action + row at their end."""
+    """Environments of three agents; episodes last four steps, and their last reward is 100 * action + row."""
 
     def __init__(self, agents=6, crowd=3):
         steps = torch.arange(100)

@@ -74,7 +74,7 @@ def world_for(policy, **options):
 
 
 def stored(policy, world=None, rollouts=2, segments=2, **options):
-    """Live some rollouts and return the last one."""
+    """Collect some rollouts and return the last one."""
     collector = Collector(world or world_for(policy, **options), policy, length=segments * T, horizon=T, seed=0)
     return [copy.deepcopy(collector.rollout(version)) for version in range(rollouts)][-1]
 

@@ -123,7 +123,7 @@ def make_talkative_policy(world, dtype):
 
 @functools.cache
 def recording(kind, dtype):
-    """Live two rollouts with the library; let the oracle live the same actions alone, from the start."""
+    """Collect two rollouts with the library; replay the same actions with the oracle, from the start."""
     options = {"agents": AGENTS, "cues": 4, "seed": 5, **WORLDS[kind]}
     world = holdfast.make_world("recall", **options)
     policy = make_talkative_policy(world, dtype)
@@ -300,7 +300,7 @@ def test_the_first_gradients_agree_with_the_oracle(kind):
 
 
 def test_gradients_agree_where_ratio_and_value_are_clipped():
-    """Weights have not moved yet, so what was lived is pushed away from them instead."""
+    """Weights have not changed yet, so the stored outputs are changed instead."""
     both = live_twice("mixed")
     generator = torch.Generator().manual_seed(0)
     size = both.lived.value.shape

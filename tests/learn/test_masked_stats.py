@@ -10,7 +10,7 @@ PROCESSES = 2
 
 
 def lived():
-    """Rows of very different size, and most steps of the first process nobody's."""
+    """Rows of very different size; most steps of the first process are invalid."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(6, 5, generator=generator) * torch.tensor([1, 1, 1, 50, 50, 50])[:, None] + 1000
     valid = torch.rand(6, 5, generator=generator) < torch.tensor([0.2, 0.2, 0.2, 0.8, 0.8, 0.8])[:, None]

@@ -45,7 +45,7 @@ def bound(**options):
 
 
 def regression(policy):
-    """A loss of everything a policy says after three steps, which its memory is needed for."""
+    """A loss of all outputs of a policy after three steps, which need its memory."""
     x = torch.randn(64, 3, 5, generator=torch.Generator().manual_seed(0))
     first = torch.tensor([True, False, False]).expand(64, 3)
     state = policy.lstm.cell.initial(64)

@@ -24,7 +24,7 @@ SHORT = PPOConfig(gamma=0.9, gae_lambda=0.0)
 
 
 def lived(policy, seed=0, ends=0.15, gone=0.2, dtype=torch.float32):
-    """Segments of a scripted life whose rewards are small enough to learn from."""
+    """Segments of a scripted world with small rewards."""
     collector = Collector(random_script(A, 12, seed, ends, gone), policy, length=2 * T, horizon=T, seed=seed)
     segments = copy.deepcopy(collector.rollout(0))
     for part in (segments.steps, segments.tail):
@@ -248,7 +248,7 @@ def test_the_loss_is_made_of_its_three_terms(normalize, clip_value):
 
 
 def disturb(segments, targets):
-    """Change everything that stands where nobody acted, but the clears: an episode may start there."""
+    """Change all values at invalid steps except the clears: an episode may start there."""
     steps = segments.steps.clone()
     gone = ~steps["valid"]
     steps["env_obs"][gone] = 777.0
@@ -298,7 +298,7 @@ def test_advantages_across_a_segment_edge_at_invalid_steps():
 
 
 class Blinding(Scripted):
-    """Five sensors, which say NaN to those who are not there."""
+    """Five sensors, with NaN at invalid steps."""
 
     def __init__(self, *args, **flags):
         super().__init__(*args, **flags)

@@ -1,4 +1,4 @@
-"""States after weights changed: measured, run again, warmed up."""
+"""Stale states after an update: measured, recomputed, or refreshed by burn-in."""
 
 import copy
 import sys
@@ -206,7 +206,7 @@ def test_recompute_runs_before_each_later_epoch_and_after_the_update(monkeypatch
 
 
 def whole_episode_states(policy, lives):
-    """The entry states of the last rollout if all that was ever lived is run with current weights."""
+    """The entry states of the last rollout, recomputed from all steps with current weights."""
     state = policy.lstm.cell.initial(A)
     for segments in lives:
         steps = segments.steps.unflatten(0, (A, S))
@@ -218,7 +218,7 @@ def whole_episode_states(policy, lives):
 
 
 def trained(mode, weights=None):
-    """Train for some rollouts with weights that move a lot; or live them with those of another training."""
+    """Train for some rollouts with a large learning rate; or collect them with the weights of another training."""
     policy = make_reader(seed=2)
     # Episodes that never end: what was remembered long ago tells for ever.
     world = Scripted(A, 200, terminated=torch.zeros(A, 200, dtype=torch.bool))

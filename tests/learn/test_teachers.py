@@ -1,4 +1,4 @@
-"""Teachers live along, each with a memory of its own that is never stale, and weigh less and less."""
+"""Teachers: hidden states of their own that are never stale, and coefficients that decay."""
 
 import copy
 
@@ -23,7 +23,7 @@ def knobs(**words):
 
 
 def lives(rollouts=3, seed=0):
-    """What a student lived, rollout by rollout, with starts and absences anywhere."""
+    """Rollouts of a student, with starts and invalid steps anywhere."""
     policy = make_reader(seed=7).double()
     world = random_script(A, S * T * rollouts + 2, seed, 0.1, 0.2)
     collector = Collector(world, policy, length=S * T, horizon=T, seed=seed)
@@ -35,7 +35,7 @@ def lesson(name="teacher", seed=1, batch_size=2, **words):
 
 
 def in_order(parts):
-    """Lay rows of rollouts along each agent's life."""
+    """Concatenate the rows of rollouts per agent."""
     return torch.cat([part.unflatten(0, (A, S)).flatten(1, 2) for part in parts], dim=1)
 
 

@@ -1,4 +1,4 @@
-"""How large gradients are, and how far back they reach, on memories whose reach is known."""
+"""Gradient norms and gradient reach, on cells whose reach is known."""
 
 import math
 
@@ -76,7 +76,7 @@ def test_module_without_gradient_is_left_out():
 
 
 def by_hand(policy, segments, rows):
-    """The same by a loop over rows: what is said at the step that looks back furthest, for what is read."""
+    """The same by a loop over rows: gradients of the outputs with the longest history, by input step."""
     steps, masses = segments.steps, []
     clear, valid = reset_mask(steps, policy.clear_on), steps["valid"]
     best = []
@@ -179,7 +179,7 @@ def gated(keep):
 
 
 def one_long_episode(policy):
-    """Rows in which nothing begins and the same is seen at every step."""
+    """Rows without episode starts and with equal observations."""
     segments = stored(policy, scripted(starts=0.0, absences=False))
     segments.steps["first"][:] = False
     segments.steps["env_obs"][:] = segments.steps["env_obs"][:, :1]

@@ -1,4 +1,4 @@
-"""Bytes held are counted where they lie, and the alarm is raised by a leak and by nothing else."""
+"""Bytes held per device, and an alarm for leaks only."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""How large, how old and how near its bounds a memory is."""
+"""State norm, state age and saturation."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Traps that spoil what agents remember: each a way to set it in our own code, and a measure that feels it.
+"""Traps in hidden states: each a way to put the bug into our own code, and a measurement that detects it.
 
 A measure looks at the library as it is and says how much is wrong, 0 where nothing is. A trap is what
 somebody could write in its place, set while a `with` lasts.
@@ -104,7 +104,7 @@ def no_resets_in_training():
 
 
 class SaysFarewell(Counting):
-    """The last observation of its episodes is what it is told to show."""
+    """An environment whose final observations can be set."""
 
     farewell = 0.0
 
@@ -116,7 +116,7 @@ class SaysFarewell(Counting):
 
 
 def values_behind(farewell):
-    """Live episodes of three steps where they restart in the next call, and take out the farewells."""
+    """Run episodes of three steps with next-step autoreset; return values without the final observations."""
     make = type("Says", (SaysFarewell,), {"farewell": farewell})
     world = GymWorld(1, env=make, autoreset="next_step")
     collector = Collector(world, make_small(spec=world.spec).double(), length=16, horizon=16, seed=0)
@@ -215,7 +215,7 @@ def lived_in_one_slice(steps=6):
 
 
 def difference_when_slices_change():
-    """Four agents live together, then the last two are served alone: 0 if that is refused."""
+    """Four agents act as a batch, then the last two in their own slice: 0 if that is an error."""
     policy, right = make_reader().double(), lived_in_one_slice()
     for t in range(5):
         said(policy, seen_at(t))

@@ -1,4 +1,4 @@
-"""The museum shows every trap as it is tested."""
+"""The museum page agrees with the trap catalogue."""
 
 import ast
 

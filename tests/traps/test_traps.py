@@ -1,4 +1,4 @@
-"""Each trap, set in our own code, fails the measure that the library passes without it."""
+"""Each trap, set in our own code, fails the measurement that the library passes without it."""
 
 import pytest
 import torch

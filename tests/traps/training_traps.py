@@ -1,4 +1,4 @@
-"""Traps that spoil what is stored, learned and saved: ways to set them in our own code, and their measures.
+"""Traps in the buffer, the update and saved files: ways to put the bug into our own code, and their measurements.
 
 As in `of_memory`: a measure says how much is wrong in the library as it is, a trap is set by a `with`.
 """
@@ -31,7 +31,7 @@ T = 5
 
 
 def remembered_numbers_in_saved_weights():
-    """How many numbers of live memories leave with a policy that is saved, pickled or copied."""
+    """Count hidden-state values in a policy that is saved, pickled or copied."""
     policy, newborn, world = make_reader(), make_reader(), Scripted(6, T + 1)
     newborn.bind(world.spec)
     Collector(world, policy, length=T, horizon=T, seed=0).rollout(0)
@@ -53,7 +53,7 @@ def state_pickled_with_weights():
 
 
 def share_of_steps_lost():
-    """Of all steps lived, those in no row of consecutive steps of one agent when learning begins."""
+    """Share of collected steps in no row of consecutive steps of one agent when the update starts."""
     world = Scripted(6, 2 * T + 1)
     collector = Collector(world, make_reader(), length=2 * T, horizon=T, seed=0)
     numbers = collector.rollout(0).steps["env_obs"].squeeze(-1)
@@ -82,7 +82,7 @@ def rows_overwritten():
 
 
 def lived_for_learning(policy):
-    """Eight rows of a scripted life, with rewards small enough to learn from."""
+    """Eight rows of a scripted world, with small rewards."""
     collector = Collector(Scripted(4, 2 * T + 1), policy, length=2 * T, horizon=T, seed=0)
     segments = collector.rollout(0)
     for part in (segments.steps, segments.tail):

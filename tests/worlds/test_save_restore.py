@@ -319,7 +319,7 @@ class Fails(Counting):
 
 
 class Shorter(Counting):
-    """Its episodes are shorter when lived again."""
+    """Its episodes are shorter when replayed."""
 
     lengths = iter(())
 
@@ -349,7 +349,7 @@ def test_replay_detects_an_earlier_end():
 
 
 class Otherwise(Counting):
-    """Its episodes end otherwise when lived again."""
+    """Its episodes end with another flag when replayed."""
 
     ends = iter(())
 
@@ -581,7 +581,7 @@ def test_resume_hides_the_old_episode_of_restarted_agents():
 
 def test_checked_world_restores_its_checks():
     class Forgets(Kept):
-        """Does not tell that the next episode begins."""
+        """Does not set first at the next episode."""
 
         def tell(self, first):
             step = super().tell(first)

@@ -1,4 +1,4 @@
-"""What all embedded worlds keep: the contract of a step, whatever the world."""
+"""The contract of a step, on all built-in worlds."""
 
 import pytest
 import torch

@@ -21,8 +21,7 @@ class PolicyConfig(ConfigBase):
 
     name: str = Field(
         default="auto",
-        description="auto, fast, latent_attn_tiny (small, med), example, component:NAME, a registered name, or "
-        "package.module:Class",
+        description="fast, latent_attn_tiny (small, med), example, component:NAME, package.module:Class; auto: fast",
     )
     hidden_size: OptionalInt = Field(
         default=None, ge=1, description="hidden units per memory layer; none: the policy's default"
@@ -30,8 +29,7 @@ class PolicyConfig(ConfigBase):
     num_layers: OptionalInt = Field(default=None, ge=1, description="memory layers; none: the policy's default")
     memory: str = Field(
         default="auto",
-        description="memory cell: lstm, gru, minlstm, none, a registered name or package.module:Class; auto: the "
-        "policy's default",
+        description="cell: lstm, gru, minlstm, none, your own as package.module:Class; auto: the policy's default",
     )
     memory_init: Literal["auto", "standard", "original"] = Field(
         default="auto", description="auto (the policy's default), standard: forget bias 1, original: all biases 1"
@@ -71,9 +69,7 @@ class Config(ConfigBase):
     )
     runs_dir: str = Field(default="runs", description="folder of all runs")
     seed: Int = Field(default=0, ge=0, lt=2**63, description="seed of all random numbers of the run")
-    device: Literal["auto", "cpu", "cuda"] = Field(
-        default="auto", description="cpu, cuda, or auto: a GPU if there is one"
-    )
+    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="cpu, cuda; auto: a GPU if present")
     threads: Int = Field(
         default=1, ge=0, description="CPU threads of torch (0: torch's default); 1 is fastest for small networks"
     )
