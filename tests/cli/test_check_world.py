@@ -118,5 +118,5 @@ def test_every_world_can_be_a_target(name):
     target = find_world(f"world:{name}", {"seed": "4"})
     assert (target.agents, target.steps, target.seed) == (None, None, 4)
     world = target.make(48, 9)
-    assert (type(world), world.agents, world.seed) == (type(make_world(name)), 48, 9)
+    assert (type(world), world.agents, world.seed) == (type(make_world(name, 48)), 48, 9)
     assert find_world(f"world:{name}", {"world.agents": "72"}).agents == 72

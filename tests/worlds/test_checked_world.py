@@ -125,7 +125,7 @@ ROWS = {
         lambda step: replace(step, last_obs=step.obs.clone().set("number", row(1, NAN, step.obs["number"]))),
         "agent 1 was truncated, and its last_obs",
     ),
-    "first is missing": (4, lambda step: replace(step, first=row(2, False, step.first)), "agent 2 acts on"),
+    "first is missing": (4, lambda step: replace(step, first=row(2, False, step.first)), "agent 2 acts after"),
     "ends are missing": (
         4,
         lambda step: replace(step, truncated=row(0, False, step.truncated)),
@@ -136,7 +136,7 @@ ROWS = {
         lambda step: replace(step, terminated=row(2, True, step.terminated), valid=row(2, False, step.valid)),
         "agent 2 ends .* twice",
     ),
-    "first too early": (2, lambda step: replace(step, first=row(1, True, step.first)), "agent 1 begins an"),
+    "first too early": (2, lambda step: replace(step, first=row(1, True, step.first)), "agent 1 starts an"),
 }
 
 

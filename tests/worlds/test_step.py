@@ -15,7 +15,7 @@ FEATURES = (Feature("a", 1.0),)
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ({"action_names": ()}, "has no actions; name them"),
+        ({"action_names": ()}, "has no actions; set action_names"),
         ({"action": spaces.Box(-1, 1, (2, 3))}, r"has the shape \(2, 3\); write it flat"),
         ({"action": spaces.Box(-1, 1, ())}, r"has the shape \(\); write it flat"),
         ({"action": spaces.Box(-1, 1, (0,))}, r"has the shape \(0,\); write it flat"),
