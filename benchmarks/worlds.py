@@ -13,7 +13,8 @@ import time
 
 import torch
 
-from holdfast.worlds import WORLDS, make_world
+from holdfast.config.worlds import WORLD_CONFIGS
+from holdfast.worlds import make_world
 from holdfast.worlds.builtin.arena import AGENTS_PER_MAP
 
 
@@ -48,7 +49,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--agents", type=int, nargs="+", default=[64, 1024, 8192])
-    parser.add_argument("--worlds", nargs="+", default=list(WORLDS), choices=list(WORLDS))
+    parser.add_argument("--worlds", nargs="+", default=list(WORLD_CONFIGS), choices=list(WORLD_CONFIGS))
     parser.add_argument("--passes", type=int, default=5)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--json", help="write all figures to this file")

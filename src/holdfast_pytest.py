@@ -92,7 +92,7 @@ def relaxed_by(item: pytest.Item) -> dict[str, str]:
         for name in mark.args:
             if name not in LAWS:
                 raise pytest.UsageError(
-                    f"{item.nodeid}: there is no law {name!r}; there is {', '.join(LAWS)}; write {USAGE}."
+                    f"{item.nodeid}: there is no law {name!r}; choose from {', '.join(LAWS)}; write {USAGE}."
                 )
         if not isinstance(reason, str) or not reason.strip():
             usage = USAGE.replace("restore", mark.args[0])

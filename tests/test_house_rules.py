@@ -1,4 +1,4 @@
-"""Rules of the house that a reader could not see being broken; each is shown a text that breaks it."""
+"""House rules that a reader could overlook; each is tested on text that breaks it."""
 
 import ast
 import re
@@ -13,7 +13,7 @@ BESIDE = [path for folder in ("tools", "examples", "benchmarks") for path in (RO
 OURS = [*SOURCES, ROOT / "src" / "holdfast_pytest.py", *sorted(BESIDE)]
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 FACE = {"policies/lstm_wrapper.py", "check/adapters/pufferlib.py", "check/known_bugs.py"}
-"""The original interface, a thin face of the memory package; another library's; and advice in words."""
+"""The interface of hand-written policies; an adapter of another library; advice as text."""
 MAY_SWALLOW = {"src/holdfast/check/diagnose.py": 1}
 """How many handlers catch everything and say nothing: where no cause is found, the finding stands."""
 HOUSE_WORDS = {
@@ -153,7 +153,7 @@ def test_files_keep_the_rules(path):
 
 
 @pytest.mark.parametrize("path", OURS, ids=place_of)
-def test_files_speak_the_words_of_the_field(path):
+def test_no_house_words_or_pronouns(path):
     text = path.read_text()
     assert house_words(text) == []
     assert docstrings_with_pronouns(text) == []

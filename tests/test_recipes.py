@@ -3,12 +3,12 @@
 import pytest
 
 from holdfast.config.run import override
+from holdfast.config.worlds import WORLD_CONFIGS
 from holdfast.recipes import DEFAULT, ELSEWHERE, RECIPES, find_recipe, recipe_for
-from holdfast.worlds import WORLDS
 
 
 def test_every_builtin_world_has_a_recipe():
-    assert [name for name in RECIPES if name in WORLDS] == list(WORLDS)
+    assert [name for name in RECIPES if name in WORLD_CONFIGS] == list(WORLD_CONFIGS)
     assert {DEFAULT, ELSEWHERE} <= set(RECIPES)
 
 

@@ -286,7 +286,7 @@ def test_fifo_instead_of_a_graph_raises():
     os.mkfifo("pipe.yaml")
     # A writer, so that opening it does not block.
     handle = os.open("pipe.yaml", os.O_RDWR | os.O_NONBLOCK)
-    with pytest.raises(ConfigError, match=r"pipe.yaml is no file"):
+    with pytest.raises(ConfigError, match=r"pipe.yaml is not a regular file"):
         holdfast.load(folder_of({"policy": {"name": "component:pipe.yaml"}}), trust_code=False)
     os.close(handle)
 

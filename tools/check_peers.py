@@ -1,4 +1,4 @@
-"""Measure the nine laws on other libraries' policies, in the hands of their own trainers: `make check-peers`.
+"""Measure the nine laws on other libraries' policies, run by their own trainers: `make check-peers`.
 
 Prints a table and writes docs/museum/peers.md. The exit code is 1 if a policy that was broken on purpose is
 not caught.
@@ -19,7 +19,8 @@ from torch import nn
 
 from holdfast.check.laws import LAWS
 from holdfast.check.laws import check as measure_all
-from holdfast.check.results import Law, Measurement
+from holdfast.check.results import Law
+from holdfast.report.check_report import bound
 
 PAGE = Path(__file__).parent.parent / "docs" / "museum" / "peers.md"
 PACKAGES = ("torch", "sb3-contrib", "stable-baselines3", "torchrl", "tensordict", "hoptorch", "gymnasium")
@@ -27,8 +28,8 @@ PACKAGES = ("torch", "sb3-contrib", "stable-baselines3", "torchrl", "tensordict"
 ABOUT = """\
 The nine laws, measured on recurrent policies of other libraries. Each is run and trained by its own
 library: sb3-contrib by `RecurrentPPO.learn` at learning rate 0 and by `evaluate_policy`, TorchRL by
-`Collector` and recurrent mode; CleanRL's way of calling an agent is ours to imitate, for it is a script.
-Only observations, episode ends and drawn actions come from elsewhere. Written by `make check-peers`."""
+`Collector` and recurrent mode; CleanRL is a script, so the check imitates how it calls an agent.
+Only observations, episode ends and actions are scripted. Written by `make check-peers`."""
 READING = """\
 Each number is the measurement that comes closest to breaking its law; bold is broken. `carry` must be more
 than 0; `replay` and `agree` at most 1e-9 in float64, 1e-5 in float32; all others exactly 0."""
@@ -49,7 +50,7 @@ class Result:
         return [law for law in self.laws if not law.ok]
 
     @property
-    def got_away(self) -> list[str]:
+    def missed(self) -> list[str]:
         """The laws that had to break and did not; one that could not be measured caught nothing."""
         caught = [law.name for law in self.broken if math.isfinite(law.measured)]
         return [name for name in self.entry.must if name not in caught]
@@ -76,15 +77,8 @@ def rounding() -> dict[int, float]:
 
 
 # ---- the page --------------------------------------------------------------------------------------------
-def bound(part: Measurement) -> str:
-    """Say what a number must be."""
-    if part.comparison == "more than":
-        return f"> {part.bound:g}"
-    return f"≤ {part.bound:.0e}" if part.bound else "= 0"
-
-
 def summary(results: list[Result]) -> list[str]:
-    """Lay all verdicts side by side; a broken law is bold."""
+    """Return a table of all results; a broken law is bold."""
     rows = [f"| policy | {' | '.join(LAWS)} | CPU s |", f"|---|{'---|' * len(LAWS)}---:|"]
     for result in results:
         cells = [f"{law.measured:.1e}" if law.ok else f"**{law.measured:.1e}**" for law in result.laws]
@@ -93,7 +87,7 @@ def summary(results: list[Result]) -> list[str]:
 
 
 def section(result: Result) -> list[str]:
-    """Tell one policy's laws, and what is wrong with it."""
+    """Return the section of one policy."""
     entry = result.entry
     lines = [
         f"### {entry.name}",
@@ -113,7 +107,7 @@ def section(result: Result) -> list[str]:
     lines.append("")
     lines += [f"- **{law.name}**: {law.finding}" for law in result.broken]
     if entry.must:
-        caught = "Got away: " + ", ".join(result.got_away) if result.got_away else "Caught"
+        caught = "Not caught: " + ", ".join(result.missed) if result.missed else "Caught"
         lines.append(f"\n{caught}; had to break: {', '.join(entry.must)}.")
     return [*lines, ""]
 
@@ -140,7 +134,7 @@ def page(good: list[Result], bad: list[Result]) -> str:
         f"Measured on {datetime.now(UTC).date().isoformat()}, on a CPU with one thread, one set of weights",
         f"each, with {versions()}.",
         "",
-        "## All verdicts",
+        "## All results",
         "",
         *READING.splitlines(),
         "",
@@ -175,7 +169,7 @@ def main() -> int:
     print("\n".join(["", *summary(good + bad)]))
     PAGE.parent.mkdir(parents=True, exist_ok=True)
     PAGE.write_text(page(good, bad))
-    away = [f"{result.entry.name} ({', '.join(result.got_away)})" for result in bad if result.got_away]
+    away = [f"{result.entry.name} ({', '.join(result.missed)})" for result in bad if result.missed]
     if away:
         print(f"Not caught: {'; '.join(away)}.")
     return 1 if away else 0

@@ -1,6 +1,6 @@
 """Draw docs/figures/dashboard.svg: the dashboard in the middle of a real run.
 
-python tools/dashboard.py [RUN]     # a run directory; without one, `recall` is trained first
+python tools/dashboard.py [RUN]     # a run folder; without one, `recall` is trained first
 """
 
 import json

@@ -320,7 +320,7 @@ def reach_comparison() -> bytes:
     import holdfast
     from holdfast.check.adapters import adapt
     from holdfast.check.context import prepare
-    from holdfast.report.check_page import CHANGED, LEAKED, leaks, telling_agent
+    from holdfast.report.check_page import CHANGED, LEAKED, agent_with_most_leaks, leaks
 
     class NeverClears(holdfast.Fast):
         """`fast` with the bug: the flags do not reach the memory."""
@@ -333,7 +333,7 @@ def reach_comparison() -> bytes:
     wrong = prepare(adapt(NeverClears(world.spec), world)).reach()
     torch.manual_seed(0)
     right = prepare(adapt(holdfast.Fast(world.spec), world)).reach()
-    agent = telling_agent(wrong)
+    agent = agent_with_most_leaks(wrong)
     figure = Figure(figsize=(10, 5.3), dpi=150, layout="constrained", facecolor="white")
     titles = ("state never cleared", "state cleared at every episode start")
     for ax, reach, title in zip(figure.subplots(1, 2, sharey=True), (wrong, right), titles, strict=True):

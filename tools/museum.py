@@ -86,7 +86,7 @@ def trap_lines(trap: Trap, size: str) -> list[str]:
         trap.story,
         "",
         f"- caught by: {trap.caught}",
-        f"- measured: {size}, may be {trap.bound:g}: {trap.size}",
+        f"- measured: {size} (bound {trap.bound:g}): {trap.size}",
         f"- test: `tests/traps/test_traps.py::{trap.test}`",
         f"- seen in: {trap.reported_in}",
         "",
@@ -109,9 +109,9 @@ def trap_section() -> str:
     lines = [
         HEADING,
         "",
-        f"{len(TRAPS)} bugs of the trainer that Holdfast follows, or of its later versions. "
-        "`tests/traps` sets each of them in our own code: the library passes a measurement, and the very "
-        "same measurement fails while the trap is set. `make museum ARGS=traps` measures them again.",
+        f"{len(TRAPS)} bugs found in Metta AI's trainer ([feature coverage](../dev/coverage.md)). "
+        "`tests/traps` sets each of them in our own code: the library passes a measurement, and the same "
+        "measurement fails with the bug. `make museum ARGS=traps` measures them again.",
         "",
     ]
     return "\n".join(lines + [line for trap in TRAPS for line in trap_lines(trap, measure_trap(trap))])

@@ -91,7 +91,7 @@ def _states_not_stored() -> Iterator[None]:
 
 
 class NeverClears(MlpLstmPolicy):
-    """Takes no notice of episode starts."""
+    """Ignores episode starts."""
 
     @staticmethod
     def _process_sequence(features: Any, lstm_states: Any, episode_starts: Any, lstm: Any) -> Any:
@@ -103,17 +103,17 @@ class TrainsFromZeros(LSTMModule):
     """Drops the stored states in recurrent mode."""
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Take the states away first."""
+        """Drop the states first."""
         if not self.recurrent_mode:
             return super().forward(tensordict)
         return tensordict.update(super().forward(tensordict.exclude(*self.in_keys[1:3])))
 
 
 class TrainsAcrossStarts(GRUModule):
-    """Takes no notice of episode starts in recurrent mode."""
+    """Ignores episode starts in recurrent mode."""
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Say that nothing starts."""
+        """Set is_init to false."""
         if not self.recurrent_mode:
             return super().forward(tensordict)
         never = torch.zeros_like(tensordict["is_init"])
@@ -121,10 +121,10 @@ class TrainsAcrossStarts(GRUModule):
 
 
 class Unending(Agent):
-    """Takes no notice of episode ends."""
+    """Ignores episode ends."""
 
     def get_states(self, x: Tensor, lstm_state: Any, done: Tensor) -> Any:
-        """Say that nothing is done."""
+        """Set done to false."""
         return super().get_states(x, lstm_state, torch.zeros_like(done))
 
 

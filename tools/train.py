@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""The original command line: the same as `holdfast train`."""
+"""`./tools/train.py`: the same as `holdfast train`."""
 
 import sys
 

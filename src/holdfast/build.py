@@ -52,9 +52,7 @@ def build_training_world(config: Config, device: torch.device, seed: int) -> Wor
         return build_world(config, device, agents=world.agents, seed=seed)
     limit = world.family.max_shards
     if limit == 0:
-        raise ConfigError(
-            f"{world.name} has threads of its own, world.threads=N of them; leave out trainer.num_workers."
-        )
+        raise ConfigError(f"{world.name} has its own threads (world.threads=N); leave out trainer.num_workers.")
     if limit is not None and trainer.num_workers * trainer.async_factor > limit:
         raise ConfigError(
             f"{world.name} cannot be split over several workers; type trainer.num_workers=1 "
@@ -198,6 +196,6 @@ def build_teachers(config: Config, world: World, policy: LSTMWrapper, folder: Pa
         name = Path(teacher.run).name
         name = f"{name}-{number}" if name in teachers else name
         loaded, files = load_teacher(teacher.run if folder is None else folder / name, world, device)
-        teachers[name] = Teacher(name, loaded, teacher, agents=world.agents, at_once=rows, files=files)
+        teachers[name] = Teacher(name, loaded, teacher, agents=world.agents, batch_size=rows, files=files)
         teachers[name].require_same_actions(policy)
     return list(teachers.values())

@@ -231,6 +231,6 @@ def recipe_for(world: str | None) -> str:
 def find_recipe(name: str) -> Config:
     """Return the config of a recipe."""
     if name not in RECIPES:
-        hint = did_you_mean(name, RECIPES, f"there is {', '.join(RECIPES)}.")
+        hint = did_you_mean(name, RECIPES, f"choose from {', '.join(RECIPES)}.")
         raise ConfigError(f"There is no recipe {name!r}; {hint}")
     return RECIPES[name]()

@@ -2,7 +2,7 @@
 
 import importlib
 from collections.abc import Iterator, Mapping
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, distributions, entry_points
 from typing import Any, Generic, TypeVar, final
 
 from holdfast.errors import ConfigError, HoldfastError, did_you_mean, error_text
@@ -11,24 +11,20 @@ from holdfast.trust import require_trust
 Base = TypeVar("Base")
 
 
-EXTRAS = ("popgym", "pettingzoo", "envpool")
-"""Packages that an extra of the same name installs."""
-
-
 def import_object(name: str, key: str) -> Any:
-    """Import `package.module:Name`, which a user or a file names; `key` starts the error message."""
+    """Import `package.module:Name` after the trust check; `key` starts the error message."""
     require_trust(name, name.partition(":")[0])
     return load_object(name, key)
 
 
 def import_named(name: str, module: str, key: str) -> Any:
-    """Import the module of an environment or wrapper that a user or a file names."""
+    """Import the module of an environment or wrapper after the trust check."""
     require_trust(name, module)
     return load_module(name, module, key)
 
 
 def load_object(name: str, key: str) -> Any:
-    """Import `package.module:Name`, which code names."""
+    """Import `package.module:Name` without the trust check: for names in our own code."""
     module_name, _, attribute = name.partition(":")
     if module_name.endswith(".py") or not all(map(str.isidentifier, [*module_name.split("."), attribute])):
         dotted = module_name.removesuffix(".py").replace("/", ".").strip(".")
@@ -44,12 +40,14 @@ def load_object(name: str, key: str) -> Any:
 
 
 def load_module(name: str, module: str, key: str) -> Any:
-    """Import a module that code names; errors name the config key."""
+    """Import a module without the trust check; errors name the config key."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
-        if package in EXTRAS:
+        # An extra of the package's own name: "popgym<2; extra == 'popgym'".
+        needs = [line.rstrip("'\"") for holdfast in distributions(name="holdfast") for line in holdfast.requires or ()]
+        if package and any(line.startswith(package) and line.endswith(package) for line in needs):
             raise ConfigError(f"{key}{name}: {package} is not installed; pip install 'holdfast[{package}]'.") from error
         missing_itself = error.name is not None and module.startswith(error.name)
         hint = "is it on the Python path?" if missing_itself else f"{module} imports it."
@@ -64,7 +62,7 @@ def load_module(name: str, module: str, key: str) -> Any:
 class Registry(Mapping[str, type[Base]], Generic[Base]):
     """Subclasses of `base` by name.
 
-    `what` and `key` word the errors ("memory", "policy.memory="). A built-in class may be given lazily as
+    `what` and `key` word the errors ("cell", "policy.memory="). A built-in class may be given lazily as
     "module:Name". Other packages add classes by an entry point of the group, whose name is what users type.
     """
 
@@ -106,8 +104,10 @@ class Registry(Mapping[str, type[Base]], Generic[Base]):
         """Raise for an unknown name; nothing is imported."""
         if name not in self and ":" not in name:
             names = sorted(self)
-            hint = did_you_mean(name, names, f"there is {', '.join(names)}.")
-            raise ConfigError(f"There is no {self.what} {name!r}; {hint} For your own, write package.module:Class.")
+            hint = did_you_mean(name, names, f"choose from {', '.join(names)}.")
+            raise ConfigError(
+                f"There is no {self.what} {name!r}; {hint} For your own class, write package.module:Class."
+            )
 
     def _load(self, point: EntryPoint) -> type[Base]:
         try:

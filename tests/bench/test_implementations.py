@@ -25,7 +25,7 @@ def error_of(implementation, inputs):
 
 
 @pytest.mark.parametrize("case", [SMALL, GRU], ids=str)
-@pytest.mark.parametrize("name", ["holdfast", "dense", "blank steps", "step by step"])
+@pytest.mark.parametrize("name", ["holdfast", "dense", "reset slots", "step by step"])
 def test_every_implementation_equals_its_reference(case, name):
     inputs = draw(case, CPU)
     implementation = IMPLEMENTATIONS[name](case, inputs, "float32")
@@ -34,7 +34,7 @@ def test_every_implementation_equals_its_reference(case, name):
     assert min(errors_of(run_once(implementation, inputs), other)) > 1e-3
 
 
-@pytest.mark.parametrize(("name", "kernel"), [("holdfast", "auto"), ("triton", "triton"), ("blank steps", "torch")])
+@pytest.mark.parametrize(("name", "kernel"), [("holdfast", "auto"), ("triton", "triton"), ("reset slots", "torch")])
 def test_our_implementations_use_their_kernel(monkeypatch, name, kernel):
     used = []
     monkeypatch.setattr(implementations, "use_kernel", lambda cell, kernel: used.append(kernel))

@@ -103,16 +103,16 @@ def test_failing_implementation_is_skipped_and_ours_fails_the_case(monkeypatch, 
     monkeypatch.setitem(implementations.IMPLEMENTATIONS, name, fails)
     outcome = measure(bench_of(name, "dense"), SMALL)
     assert [result.name for result in outcome.measured] == ["dense"]
-    assert outcome.left_out[0].line() == f"{name} float32 is skipped: it broke"
+    assert outcome.skipped[0].line() == f"{name} float32 is skipped: it broke"
     assert outcome.good is good
-    assert outcome.as_json()["left_out"] == [{"rival": name, "precision": "float32", "why": "it broke"}]
+    assert outcome.as_json()["skipped"] == [{"implementation": name, "precision": "float32", "why": "it broke"}]
 
 
 def test_missing_torchrl_is_skipped(monkeypatch):
     monkeypatch.setitem(sys.modules, implementations.TORCHRL, None)
     monkeypatch.setattr(memory, "ON_GPU_ONLY", ())
     outcome = measure(bench_of("torchrl", "dense"), SMALL)
-    (skipped,) = outcome.left_out
+    (skipped,) = outcome.skipped
     message = "torchrl float32 is skipped: it cannot be imported: ModuleNotFoundError"
     assert skipped.line().startswith(message)
     assert outcome.good

@@ -76,7 +76,7 @@ def test_case_is_named_in_the_first_row_only():
 
 @pytest.mark.parametrize(("right", "mark"), [(True, "✓"), (False, "✗")])
 def test_processes_table_has_the_range_of_medians(right, mark):
-    row = {**vars(CASE), "rival": "dense", "precision": "float32", "processes": 3, "right": right}
+    row = {**vars(CASE), "implementation": "dense", "precision": "float32", "processes": 3, "right": right}
     row |= {"ms_median": 2.0, "ms_median_least": 1.0, "ms_median_most": 4.5, "of_dense": None}
     _, line = text_of(processes_table([row])).splitlines()
     assert line.split("starts")[1].split() == ["dense", "float32", "3", "2", "[1", "-", "4.5]", mark]

@@ -37,7 +37,7 @@ def test_first_call_is_timed_separately():
 
 
 @needs_gpu
-def test_gpu_calls_are_captured_unless_they_synchronise():
+def test_gpu_calls_are_captured_unless_they_synchronize():
     x = torch.ones(4, device="cuda")
     device = torch.device("cuda")
     captured = prepare(lambda: x + 1, device, records=True)
@@ -54,12 +54,12 @@ def test_gpu_calls_are_captured_unless_they_synchronise():
 @needs_gpu
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
 def test_gpu_implementations_are_captured_and_right(cell):
-    bench = Bench(torch.device("cuda"), ["triton", "dense", "blank steps"], ["float32", "bfloat16"], 3, print)
+    bench = Bench(torch.device("cuda"), ["triton", "dense", "reset slots"], ["float32", "bfloat16"], 3, print)
     outcome = measure(bench, Case(cell, 32, 24, 10, starts=0.2))
     assert outcome.good, outcome
     how = {(result.name, result.precision): result.how for result in outcome.measured}
     assert how["triton", "bfloat16"] == how["dense", "float16"] == "graph"
-    assert how["blank steps", "float32"] == "eager"
+    assert how["reset slots", "float32"] == "eager"
 
 
 class Device:
@@ -97,7 +97,7 @@ class Device:
     def run(self, syncs=False):
         if syncs and self.strict:
             raise RuntimeError("called a synchronizing operation\nand more")
-        assert not (syncs and self.capturing), "a call that synchronises is never captured"
+        assert not (syncs and self.capturing), "a call that synchronizes is never captured"
         self.log.append("capture" if self.capturing else "call")
         self.now += 4.0
         return "outputs"
@@ -125,7 +125,7 @@ def test_captured_call_keeps_its_inputs_alive(monkeypatch):
 
 
 @pytest.mark.parametrize(("records", "why"), [(True, "RuntimeError: called a synchronizing operation"), (False, "")])
-def test_synchronising_call_is_timed_eagerly_with_the_reason(monkeypatch, records, why):
+def test_synchronizing_call_is_timed_eagerly_with_the_reason(monkeypatch, records, why):
     device = Device(monkeypatch)
     ready = prepare(partial(device.run, syncs=True), torch.device("cuda"), records=records)
     assert (ready.how, ready.why_eager, device.strict) == ("eager", why, False)

@@ -37,7 +37,7 @@ def test_laws_that_hold_are_returned_as_they_are():
 
 
 def test_only_broken_laws_get_a_pattern():
-    context = context_of(foreign.Deaf)
+    context = context_of(foreign.IgnoresState)
     carry, pure = diagnose(context, list(measure(context, ["carry", "pure"])))
     assert (carry.ok, carry.pattern.name) == (False, "every call starts from zeros")
     assert (pure.ok, pure.pattern) == (True, None)
@@ -69,7 +69,7 @@ def test_right_policy_has_no_bug():
 
 
 def test_random_numbers_explain_every_law():
-    diagnosis = Diagnosis(context_of(foreign.RollsDice))
+    diagnosis = Diagnosis(context_of(foreign.OwnRandomGenerator))
     assert diagnosis.explain(Law("agree", [broken_part("raised")])).name == "random numbers in the forward pass"
 
 
@@ -80,7 +80,7 @@ def test_growing_bytes_are_explained_by_a_growing_graph():
 
 
 def test_policy_that_raises_in_the_diagnosis_has_no_pattern(monkeypatch):
-    diagnosis = Diagnosis(context_of(foreign.ClearsEverybody))
+    diagnosis = Diagnosis(context_of(foreign.OneStartClearsAllRows))
     monkeypatch.setattr(foreign.Stepper, "forward", None)
     assert diagnosis.explain(Law("clear", [broken_part("rollout")])) is None
 

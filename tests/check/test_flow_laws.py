@@ -60,15 +60,15 @@ class ClearsEveryFourthStep(foreign.Stepper):
         return y, torch.cat([after, torch.where(age >= 4, 1.0, age + 1)[:, None]], 1)
 
 
-@pytest.mark.parametrize("kind", [foreign.Deaf, ClearsEveryFourthStep])
+@pytest.mark.parametrize("kind", [foreign.IgnoresState, ClearsEveryFourthStep])
 def test_carry_finds_a_policy_that_forgets(kind):
     parts = flow_laws.carry(context_of(kind))
     assert broken(parts)[:2] == [
         "information across segment edges, rollout",
         "information across segment edges, replay",
     ]
-    assert ("information from step to step, evaluation" in broken(parts)) is (kind is foreign.Deaf)
-    longest = 0 if kind is foreign.Deaf else 3
+    assert ("information from step to step, evaluation" in broken(parts)) is (kind is foreign.IgnoresState)
+    longest = 0 if kind is foreign.IgnoresState else 3
     assert f"the longest reach is {longest} steps" in parts[0].finding
 
 
@@ -93,7 +93,7 @@ def test_clear_is_not_measured_without_episode_flags():
     assert part.what == "nothing: the policy gets no episode flags, its caller clears the state"
 
 
-class NormalisesRows(foreign.Stepper):
+class NormalizesRows(foreign.Stepper):
     """Subtracts the mean of the batch."""
 
     def forward(self, x, state, first):
@@ -108,7 +108,7 @@ class ReadsTheRowNumber(foreign.Stepper):
 
 
 def test_isolate_finds_rows_that_mix():
-    parts = broken(flow_laws.isolate(context_of(NormalisesRows)))
+    parts = broken(flow_laws.isolate(context_of(NormalizesRows)))
     assert "other rows of the batch changed, rollout, f64" in parts
     assert {"half of the agents alone", "one agent alone"} <= set(parts)
 

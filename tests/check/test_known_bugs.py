@@ -74,7 +74,7 @@ def matching_rules(context):
     [
         (foreign.Stepper, ""),
         (foreign.ClearsAfterReading, "state reset one step late"),
-        (foreign.ClearsEverybody, "one episode start resets all rows"),
+        (foreign.OneStartClearsAllRows, "one episode start resets all rows"),
         (foreign.ClearsByTheFirstRow, "the first row's flags reset all rows"),
     ],
 )
@@ -85,10 +85,10 @@ def test_reset_rule_predicts_the_rollout_of_its_bug(kind, name):
 
 
 def test_part_of_a_state_is_reset():
-    context = agent_context(foreign.KeepsTheCell)
+    context = agent_context(foreign.CellStateNotCleared)
     assert list(known_bugs.selections(context.exact)) == [("tensor", 0), ("tensor", 1)]
     assert matching_rules(context) == ["only part of the state is reset"]
-    deep = agent_context(foreign.KeepsTheDeepLayer)
+    deep = agent_context(foreign.SecondLayerNotCleared)
     assert list(known_bugs.selections(deep.exact)) == [("layer", 0), ("layer", 1)]
 
 

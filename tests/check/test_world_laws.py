@@ -11,9 +11,10 @@ import holdfast
 from helpers.broken_worlds import SABOTAGES, Around, changed, other_spec, recall, telling
 from helpers.space_worlds import NamePlace, SayNumber, SayNumberInATree
 from holdfast.check.world_laws import WORLD_LAWS
+from holdfast.config.worlds import WORLD_CONFIGS
 from holdfast.errors import ConfigError, ContractError
 from holdfast.report.check_report import as_text, summary
-from holdfast.worlds import WORLDS, WorldSpec
+from holdfast.worlds import WorldSpec
 from worlds.test_tensor_world import SHORT, TRUNCATING
 
 pytestmark = pytest.mark.usefixtures("annotations_asleep")
@@ -28,7 +29,7 @@ def unmeasured(laws):
     return {name for name, law in laws.items() if law.worst.path == "n/a"}
 
 
-@pytest.mark.parametrize("name", sorted(WORLDS))
+@pytest.mark.parametrize("name", sorted(WORLD_CONFIGS))
 def test_every_builtin_world_obeys_every_law(name):
     laws = holdfast.check_world(name, **SHORT[name])
     assert (broken(laws), list(laws), laws.ok) == ({}, LAWS, True)
@@ -171,7 +172,7 @@ def raises(agents, seed):
         ("recall", {"agents": 0}, ConfigError, "agents=0: give at least 1"),
         (recall, {"delay": 4}, ConfigError, "delay: options go with a world's name"),
         (raises, {}, ConfigError, "The world cannot be made for 24 agents: ZeroDivisionError: no seats"),
-        (lambda agents, seed: {}, {}, ContractError, "dict is no world; it needs agents, spec"),
+        (lambda agents, seed: {}, {}, ContractError, "dict is not a world; it needs agents, spec"),
     ],
 )
 def test_check_world_error_is_one_line(world, options, kind, message):

@@ -14,7 +14,7 @@ from holdfast import rng
 from holdfast.check import world_laws
 from holdfast.check.results import Law
 from holdfast.check.world_recording import WorldUnderTest, record
-from holdfast.worlds import WORLDS, Step, WorldSpec
+from holdfast.worlds import Step, WorldSpec, make_world
 
 pytestmark = pytest.mark.usefixtures("annotations_asleep")
 AGENTS, STEPS = 3, 9
@@ -60,16 +60,16 @@ def recorded(**steps):
 
 def under_test(world, recording, *, requested=AGENTS):
     """A world with the same recording always: after another reset, and with other actions."""
-    subject = WorldUnderTest(lambda agents, seed: world, agents=requested)
-    subject.recording = subject.after_reset = recording
-    subject.rerun = lambda actions: recording
-    return subject
+    target = WorldUnderTest(lambda agents, seed: world, agents=requested)
+    target.recording = target.after_reset = recording
+    target.rerun = lambda actions: recording
+    return target
 
 
-def with_spec(subject, **changes):
+def with_spec(target, **changes):
     world = scripted()
-    world.spec = replace(subject.spec, **changes)
-    return under_test(world, subject.recording)
+    world.spec = replace(target.spec, **changes)
+    return under_test(world, target.recording)
 
 
 def with_changes(*changes):
@@ -88,10 +88,10 @@ def findings(parts):
 
 
 def test_right_recording_obeys_the_laws():
-    subject = recorded()
+    target = recorded()
     for law in (world_laws.kind, world_laws.first, world_laws.flags, world_laws.dead, world_laws.still):
-        assert finding(law(subject)) == ""
-    assert all(part.ok for part in world_laws.last(subject))
+        assert finding(law(target)) == ""
+    assert all(part.ok for part in world_laws.last(target))
 
 
 @pytest.mark.parametrize(
@@ -145,15 +145,15 @@ def test_kind_finds_observations_outside_the_space():
 
 
 def test_last_needs_an_observation_for_every_truncation():
-    subject = recorded()
-    subject.recording = replace(subject.recording, has_last_obs=[False] * STEPS)
-    assert "truncations without a last observation: agent 1, step 5" in finding(world_laws.last(subject))
+    target = recorded()
+    target.recording = replace(target.recording, has_last_obs=[False] * STEPS)
+    assert "truncations without a last observation: agent 1, step 5" in finding(world_laws.last(target))
 
 
 def test_still_names_the_overwritten_step():
-    subject = recorded()
-    subject.recording = replace(subject.recording, overwritten=["step 2, obs", "step 3, obs"])
-    text = finding(world_laws.still(subject))
+    target = recorded()
+    target.recording = replace(target.recording, overwritten=["step 2, obs", "step 3, obs"])
+    text = finding(world_laws.still(target))
     assert text.startswith("steps modified after they were returned: step 2, obs; return new tensors")
 
 
@@ -186,7 +186,7 @@ def test_observations_of_invalid_rows_may_be_anything():
             return changed(step, obs=torch.where(rows, step.obs, noise), last_obs=last)
 
     def make(agents, seed):
-        return Anything(WORLDS["ragged"](agents, seed=seed, truncate=True))
+        return Anything(make_world("ragged", agents, seed=seed, truncate=True))
 
     assert broken(holdfast.check_world(make)) == {}
 

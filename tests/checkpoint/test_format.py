@@ -204,7 +204,7 @@ def test_a_damaged_checkpoint_is_reported_and_the_newest_valid_one_is_used(copy,
     log = []
     assert RunDir(copy).newest(log.append).path.name == "000004"
     assert len(log) == 1
-    assert log[0].startswith("000006 is damaged and not used: ")
+    assert log[0].startswith("000006 is damaged and is not used: ")
     assert f"000006/{name} " in log[0]
     if damage in (pickled, zipped):
         assert "is a pickle, which can execute code when loaded; it is not loaded" in log[0]
@@ -217,7 +217,7 @@ def test_an_empty_checkpoint_folder_is_reported(copy):
     (copy / "checkpoints" / "000009").mkdir()
     log = []
     assert RunDir(copy).newest(log.append).path.name == "000006"
-    assert log == [f"000009 is damaged and not used: {copy}/checkpoints/000009/checkpoint.json is missing."]
+    assert log == [f"000009 is damaged and is not used: {copy}/checkpoints/000009/checkpoint.json is missing."]
 
 
 def test_a_dangling_latest_symlink_is_reported(copy):
@@ -257,7 +257,7 @@ def test_an_unreadable_checkpoint_is_not_called_damaged(copy, monkeypatch):
     log = []
     with pytest.raises(OSError, match="000006 cannot be read: Input/output error"):
         RunDir(copy).newest(log.append)
-    assert log[0].startswith("000006 cannot be read and not used: ")
+    assert log[0].startswith("000006 cannot be read and is not used: ")
 
 
 def test_files_not_in_the_manifest_are_ignored(copy):
@@ -288,7 +288,7 @@ def test_a_checkpoint_without_manifest_is_never_loaded(copy):
     log = []
     assert find_resume_point(copy, {}).checkpoint.path.name == "000004"
     assert RunDir(copy).newest(log.append).path.name == "000004"
-    assert log == [f"000006 is damaged and not used: {path}/checkpoint.json is missing."]
+    assert log == [f"000006 is damaged and is not used: {path}/checkpoint.json is missing."]
 
 
 def mutate(data, generator):

@@ -192,14 +192,14 @@ def test_a_checkpoint_just_written_is_not_pruned(tmp_path):
     assert open_checkpoint(manager.latest).iteration == 5
 
 
-def test_saved_is_said_only_of_what_this_call_saved(tmp_path):
+def test_save_final_saves_the_last_iteration_between_intervals(tmp_path):
     manager = make_manager(RunDir(tmp_path), interval=2)
     manager.save_if_due(snapshot(2))
     manager.save_if_due(snapshot(3))
     assert manager.save_final() == f"saved {tmp_path}/checkpoints/000003"
 
 
-def test_a_run_directory_deleted_during_training_is_reported_and_written_again(tmp_path):
+def test_a_run_folder_deleted_during_training_is_reported_and_written_again(tmp_path):
     folder, log = RunDir(tmp_path / "x"), []
     folder.path.mkdir()
     manager = make_manager(folder, interval=3, alarm=log.append)

@@ -1,4 +1,4 @@
-"""The directory of a run: its files, its logs, and which checkpoint is used."""
+"""The folder of a run: its files, its logs, and which checkpoint is used."""
 
 import errno
 import json
@@ -128,8 +128,8 @@ def test_a_checkpoint_under_a_wrong_number_is_not_used(tmp_path):
     shutil.copytree(folder.checkpoints / "000005", folder.checkpoints / "000100")
     assert folder.newest(log.append).iteration == 6
     assert log == [
-        f"000100 has a wrong name and not used: {tmp_path}/checkpoints/000100 holds iteration 5; to use it, rename it "
-        "000005."
+        f"000100 has a wrong name and is not used: {tmp_path}/checkpoints/000100 holds iteration 5; to use it, rename "
+        "it 000005."
     ]
     for name in ("000005", "000006"):
         shutil.rmtree(folder.checkpoints / name)
@@ -150,7 +150,7 @@ def test_a_checkpoint_that_cannot_be_read_is_named_and_the_next_is_used(tmp_path
 
     monkeypatch.setattr(format, "_verify_file", failing)
     assert folder.newest(log.append).iteration == 5
-    assert log[0].startswith("000006 cannot be read and not used: ")
+    assert log[0].startswith("000006 cannot be read and is not used: ")
     assert "Input/output error" in log[0]
     # Neither does an older one end the search for the best.
     assert folder.best() == (5.0, folder.checkpoints / "000005")

@@ -53,7 +53,7 @@ def test_bench_prints_each_case_and_a_table(capsys, tmp_path):
     assert lines[0].startswith("lstm H=8 B=4 T=5 0 % starts: holdfast · float32 · ")
     assert all("ms (cpu)" in line and "of dense" in line and "errors" in line for line in lines)
     header, *rows = captured.out.splitlines()
-    assert header.split()[:5] == ["case", "rival", "in", "ms", "timed"]
+    assert header.split()[:5] == ["case", "implementation", "in", "ms", "timed"]
     assert sum(" ✓" in row for row in rows) == 24
     assert "float16" not in captured.out, "there is none on a CPU"
     text = json.loads(file.read_text())
@@ -63,7 +63,7 @@ def test_bench_prints_each_case_and_a_table(capsys, tmp_path):
     sizes = {"cell": "gru", "hidden": 8, "batch": 6, "steps": 5, "layers": 1, "starts": 0.5}
     case = text["cases"][-1]
     assert {key: case[key] for key in sizes} == sizes
-    assert [result["rival"] for result in case["results"]] == ["holdfast", "dense", "step by step"]
+    assert [result["implementation"] for result in case["results"]] == ["holdfast", "dense", "step by step"]
     for result in case["results"]:
         assert 0 < result["ms_p10"] <= result["ms_median"] <= result["ms_p90"]
         assert 0 < result["gradient_error"] < 1e-5
@@ -76,7 +76,7 @@ def test_bench_prints_each_case_and_a_table(capsys, tmp_path):
 def test_wrong_result_is_marked_and_exits_with_1(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr("holdfast.bench.memory.errors_of", lambda outputs, truth: (float("nan"), 0.5))
     file = tmp_path / "figures.json"
-    assert main([*TINY, "--starts", "0", "--rivals", "holdfast", "--json", str(file)]) == 1
+    assert main([*TINY, "--starts", "0", "--implementations", "holdfast", "--json", str(file)]) == 1
     rows = capsys.readouterr().out.splitlines()[1:3]
     assert all("nan" in row and "5e-01" in row and "✗" in row for row in rows)
     text = json.loads(file.read_text(), parse_constant=pytest.fail)
@@ -88,7 +88,7 @@ def test_skipped_implementations_are_logged_once_per_reason(capsys, monkeypatch)
         raise RuntimeError("no room" if case.batch < 8 else "no such size")
 
     monkeypatch.setitem(bench.IMPLEMENTATIONS, "step by step", fails)
-    args = ["--starts", "0", "--rivals", "dense,step by step", "--batch", "4,6,8"]
+    args = ["--starts", "0", "--implementations", "dense,step by step", "--batch", "4,6,8"]
     assert main([*TINY, *args]) == 0
     lines = [line for line in capsys.readouterr().err.splitlines() if "skipped" in line]
     assert lines == [f"step by step float32 is skipped: {why}" for why in ("no room", "no such size")]
@@ -115,12 +115,12 @@ def test_quick_measures_the_first_default_size(capsys, monkeypatch):
         bench, "measure", lambda settings, case: measured.append((settings, case)) or pytest.fail("enough")
     )
     with pytest.raises(pytest.fail.Exception):
-        main(["bench", "memory", "--quick", "--device", "cpu", "--rivals", "blank-steps,dense"])
+        main(["bench", "memory", "--quick", "--device", "cpu", "--implementations", "reset-slots,dense"])
     ((settings, case),) = measured
     skipped, first = capsys.readouterr().err.splitlines()
-    assert skipped == "blank steps is skipped: on a CPU it is the same as holdfast."
+    assert skipped == "reset slots is skipped: on a CPU it is the same as holdfast."
     assert first.endswith("1 case")
-    assert (list(settings.implementations), settings.rounds) == (["blank steps", "dense"], 5)
+    assert (list(settings.implementations), settings.rounds) == (["reset slots", "dense"], 5)
     assert (case.cell, case.hidden, case.batch, case.steps, case.starts) == ("lstm", 128, 32, 64, 0.02)
 
 
@@ -192,11 +192,11 @@ def test_narrow_table_keeps_ratios_errors_and_marks(on_gpu, width):
         ([], "holdfast bench: nothing to measure is named; type: holdfast bench memory."),
         (["--quick"], "holdfast bench: nothing to measure is named"),
         (
-            ["memory", "--device", "cpu", "--rivals", "triton,torchrl"],
-            "--rivals triton,torchrl: none runs on a CPU. triton: its kernels run on a GPU.",
+            ["memory", "--device", "cpu", "--implementations", "triton,torchrl"],
+            "--implementations triton,torchrl: none runs on a CPU. triton: its kernels run on a GPU.",
         ),
         (
-            ["memory", "--device", "cpu", "--rivals", "blank-steps", "--processes", "2"],
+            ["memory", "--device", "cpu", "--implementations", "reset-slots", "--processes", "2"],
             "none runs on a CPU",
         ),
         (["memori"], "argument memory: memori: did you mean memory?; see holdfast bench --help."),
@@ -204,9 +204,9 @@ def test_narrow_table_keeps_ratios_errors_and_marks(on_gpu, width):
             ["memory", "--cell", "lstn"],
             "argument --cell: lstn: did you mean lstm?; see holdfast bench --help.",
         ),
-        (["memory", "--rivals", "dens"], "did you mean dense?"),
-        (["memory", "--hidden", "0"], "0: give a whole number above 0"),
-        (["memory", "--batch", "8,x"], "x: give a whole number above 0"),
+        (["memory", "--implementations", "dens"], "did you mean dense?"),
+        (["memory", "--hidden", "0"], "0: give an integer above 0"),
+        (["memory", "--batch", "8,x"], "x: give an integer above 0"),
         (["memory", "--starts", "2"], "2: give a fraction from 0 to 1, such as 0.02"),
         (["memory", "--starts", "few"], "few: give a fraction from 0 to 1"),
         (["memory", "--precision", "float8"], "did you mean float"),
@@ -225,7 +225,7 @@ def test_wrong_option_is_a_one_line_error(capsys, args, text):
 
 def test_processes_option_combines_fresh_processes(capfd, tmp_path):
     file = tmp_path / "figures.json"
-    args = [*TINY, "--starts", "0.5", "--rivals", "holdfast,dense", "--processes", "2"]
+    args = [*TINY, "--starts", "0.5", "--implementations", "holdfast,dense", "--processes", "2"]
     assert main([*args, "--json", str(file)]) == 0
     captured = capfd.readouterr()
     lines = captured.err.splitlines()
@@ -293,20 +293,20 @@ def test_no_runnable_implementation_is_a_usage_error(capsys, monkeypatch):
         raise ContractError("it is not installed")
 
     monkeypatch.setitem(bench.IMPLEMENTATIONS, "step by step", missing)
-    assert main([*TINY, "--rivals", "step-by-step"]) == 2
+    assert main([*TINY, "--implementations", "step-by-step"]) == 2
     captured = capsys.readouterr()
     *_, why, last = captured.err.splitlines()
     assert why == "step by step float32 is skipped: it is not installed"
     assert last.startswith("holdfast: Nothing could be measured, for the reasons above")
     assert captured.out == ""
     monkeypatch.setitem(bench.IMPLEMENTATIONS, "holdfast", missing)
-    assert main([*TINY, "--rivals", "holdfast"]) == 1, "ours must run"
+    assert main([*TINY, "--implementations", "holdfast"]) == 1, "ours must run"
 
 
 def test_combined_processes_have_median_minimum_and_maximum():
     def run(ms, ratio, right):
         result = {
-            "rival": "dense",
+            "implementation": "dense",
             "precision": "float32",
             "ms_median": ms,
             "of_dense": ratio,

@@ -7,7 +7,8 @@ import torch
 
 from holdfast.cli import check, main
 from holdfast.cli.check import find_world
-from holdfast.worlds import WORLDS, Recall
+from holdfast.config.worlds import WORLD_CONFIGS
+from holdfast.worlds import Recall, make_world
 
 LAWS = ["kind", "first", "flags", "last", "dead", "still", "repeat", "isolate", "pure"]
 
@@ -112,10 +113,10 @@ def test_keys_before_and_after_options(monkeypatch):
     assert calls == [("world:recall", {"world.cues": "3", "seed": "1"}, 9)] * 3
 
 
-@pytest.mark.parametrize("name", sorted(WORLDS))
+@pytest.mark.parametrize("name", sorted(WORLD_CONFIGS))
 def test_every_world_can_be_a_target(name):
     target = find_world(f"world:{name}", {"seed": "4"})
     assert (target.agents, target.steps, target.seed) == (None, None, 4)
     world = target.make(48, 9)
-    assert (type(world), world.agents, world.seed) == (WORLDS[name], 48, 9)
+    assert (type(world), world.agents, world.seed) == (type(make_world(name, 48)), 48, 9)
     assert find_world(f"world:{name}", {"world.agents": "72"}).agents == 72

@@ -83,7 +83,7 @@ def test_suggested_minibatch_size_trains(runs, capsys):
 
 def test_unknown_policy_suggests_one(refused):
     assert "did you mean fast?" in refused("policy=fats")
-    assert "there is example, fast" in refused("py_agent=nothing_like_it")
+    assert "choose from example, fast" in refused("py_agent=nothing_like_it")
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_unknown_policy_suggests_one(refused):
         ("x:", "write package.module:Class"),
     ],
 )
-def test_a_policy_class_that_cannot_be_used_is_told_why(refused, policy, reason):
+def test_invalid_policy_class_error_gives_the_reason(refused, policy, reason):
     line = refused(f"policy={policy}")
     assert line.startswith(f"policy={policy}: ")
     assert line.rstrip(".").endswith(reason)
@@ -108,7 +108,7 @@ def test_a_policy_class_that_cannot_be_used_is_told_why(refused, policy, reason)
 
 def test_unknown_world_lists_the_worlds(refused):
     line = refused("world=chess")
-    assert line.startswith("world.name=chess: there is no such world; there is recall, repeat_first, n_back")
+    assert line.startswith("world.name=chess: there is no such world; choose from recall, repeat_first, n_back")
 
 
 def test_unknown_recipe_suggests_one(refused):
@@ -143,7 +143,9 @@ def test_missing_tracker_package_names_its_extra(refused, monkeypatch):
 
 def test_unknown_component_graph_suggests_one(refused):
     line = refused("agent=fats")
-    assert line == "There is no component graph 'fats'; did you mean fast? For your own, write its file, NAME.yaml."
+    assert (
+        line == "There is no component graph 'fats'; did you mean fast? For your own graph, write its file: NAME.yaml."
+    )
     assert "No such file" in refused("agent=configs/agent/mine.yaml")
 
 
@@ -165,7 +167,7 @@ def test_run_name_must_not_be_a_path(refused, name):
         ("world.delay=9..2", "world.delay=9..2: give a number from 0 to 1000000, or a range such as 4..24."),
         ("world.truncate=maybe", "world.truncate=maybe: "),
         ("trainer.ppo.gamma=high", "trainer.ppo.gamma=high: "),
-        ("trainer.total_timesteps=many", "trainer.total_timesteps=many: give a whole number such as"),
+        ("trainer.total_timesteps=many", "trainer.total_timesteps=many: give an integer such as"),
         ("trainer.optimizer.learning_rate=inf", "trainer.optimizer.learning_rate=inf: "),
         ("seed=-1", "seed=-1: "),
         ("seed=1e30", "seed=1000000000000000019884624838656: "),
@@ -191,7 +193,7 @@ def test_unknown_verb_suggests_one(capsys):
     assert main(["trian"]) == 2
     assert capsys.readouterr().err == "holdfast: There is no verb 'trian'; did you mean train?\n"
     assert main(["fly"]) == 2
-    assert "there is train, eval, check, export" in capsys.readouterr().err
+    assert "choose from train, eval, check, export" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("args", [[], ["--help"], ["-h"], ["help"]])
@@ -262,7 +264,7 @@ def test_check_of_a_missing_target_is_refused(capsys, tmp_path):
     assert main(["check", "fats"]) == 2
     assert "did you mean fast?" in capsys.readouterr().err
     assert main(["check", str(tmp_path)]) == 2
-    assert "is a folder without config.json, so it is no run." in capsys.readouterr().err
+    assert "is a folder without config.json, so it is not a run." in capsys.readouterr().err
 
 
 def test_check_of_a_run_without_checkpoint_is_refused(capsys, tmp_path):
@@ -341,7 +343,7 @@ def test_console_script_answers_a_misspelt_key_in_one_line(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_original_command_line_answers_a_bad_size_in_one_line(tmp_path):
+def test_tools_train_script_answers_a_bad_size_in_one_line(tmp_path):
     result = subprocess.run(
         [
             sys.executable,

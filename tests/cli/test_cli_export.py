@@ -79,7 +79,7 @@ def test_differing_file_is_not_written(run, tmp_path, monkeypatch, capsys):
         (["RUN"], "--to; see holdfast export --help"),
         (["RUN", "--to", "tflite"], "invalid choice: 'tflite'"),
         (["--to", "onnx"], "required: RUN"),
-        (["nowhere", "--to", "onnx"], "nowhere is no folder"),
+        (["nowhere", "--to", "onnx"], "nowhere is not a folder"),
         (["RUN", "--to", "onnx", "--out", "x.pt2"], "ends in .onnx; try x.onnx."),
         (["RUN", "--to", "onnx", "--out", "nowhere/x.onnx"], "there is no folder nowhere"),
         (["RUN", "--to", "onnx", "--device", "tpu"], "invalid choice: 'tpu'"),

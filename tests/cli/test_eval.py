@@ -175,7 +175,7 @@ def refused(capsys):
 
 def test_missing_run_is_refused(refused, tmp_path):
     assert refused(tmp_path / "no") == f"{tmp_path}/no does not exist; a run's folder is for example runs/NAME."
-    assert refused(tmp_path) == f"{tmp_path} is a folder without config.json, so it is no run."
+    assert refused(tmp_path) == f"{tmp_path} is a folder without config.json, so it is not a run."
     (tmp_path / "config.json").write_text(Config().model_dump_json())
     assert "has the run saved one?" in refused(tmp_path)
 
@@ -190,14 +190,14 @@ def test_exactly_one_run_is_needed(refused, runs):
     ("args", "message"),
     [
         (["--memory", "cleard"], "argument --memory: cleard: did you mean cleared?; see holdfast eval --help."),
-        (["--memory", "zzz"], "--memory: zzz: there is intact, cleared, frozen, shuffled, all;"),
-        (["--episodes", "0"], "argument --episodes: 0: give a whole number above 0, such as 2000 or 1e6;"),
-        (["--episodes", "-5"], "argument --episodes: -5: give a whole number above 0"),
-        (["--episodes", "many"], "argument --episodes: many: give a whole number above 0"),
-        (["--episodes", "inf"], "argument --episodes: inf: give a whole number above 0"),
+        (["--memory", "zzz"], "--memory: zzz: choose from intact, cleared, frozen, shuffled, all;"),
+        (["--episodes", "0"], "argument --episodes: 0: give an integer above 0, such as 2000 or 1e6;"),
+        (["--episodes", "-5"], "argument --episodes: -5: give an integer above 0"),
+        (["--episodes", "many"], "argument --episodes: many: give an integer above 0"),
+        (["--episodes", "inf"], "argument --episodes: inf: give an integer above 0"),
         (["--episodes", "1"], "--episodes 1: one episode gives no confidence interval; give 2 or more."),
         (["--episodes", "3", "--seeds", "4"], "--seeds 4 is more than 3 episodes; try --seeds 3."),
-        (["--seeds", "0"], "argument --seeds: 0: give a whole number above 0"),
+        (["--seeds", "0"], "argument --seeds: 0: give an integer above 0"),
         (["--device", "tpu"], "argument --device: invalid choice: 'tpu'"),
         (["--memroy", "cleared"], "unrecognized arguments: --memroy"),
         (["world.dealy=3"], "There is no key 'world.dealy'; did you mean world.delay?"),
@@ -240,7 +240,7 @@ def test_against_needs_several_agents_per_environment(refused, runs):
     )
 
 
-def test_a_policy_that_knows_nothing_of_this_world_is_told(refused, runs):
+def test_policy_without_any_action_of_the_world_is_an_error(refused, runs):
     told = refused(runs / "arena-x", "--against", runs / "x", "--episodes", "96")
     assert told.startswith("The other policy in arena cannot be played: This policy has none of the world's")
     assert refused(runs / "arena-x", "--against", runs / "z").startswith(f"{runs}/z does not exist;")

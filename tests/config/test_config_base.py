@@ -45,13 +45,13 @@ def test_parse_int_keeps_every_digit():
 @pytest.mark.parametrize("word", ["1.5", "1e-3", "inf", "nan", "-inf", "1e999"])
 def test_parse_int_rejects_fractions(word):
     message = error_message({"trainer.total_timesteps": word})
-    assert message == f"trainer.total_timesteps={word}: give a whole number."
+    assert message == f"trainer.total_timesteps={word}: give an integer."
 
 
 @pytest.mark.parametrize("word", ["many", "", "5 000", "5,000", "0x10", "_5", "1__0", "1e", "True"])
 def test_parse_int_rejects_words(word):
     message = error_message({"trainer.total_timesteps": word})
-    assert message == f"trainer.total_timesteps={word}: give a whole number such as 5000, 5_000 or 1e6."
+    assert message == f"trainer.total_timesteps={word}: give an integer such as 5000, 5_000 or 1e6."
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_int_or_range(word, delay):
 
 @pytest.mark.parametrize("word", ["4..", "..4", "4..x", "..", "a", "1.5", "1..2..3"])
 def test_int_or_range_rejects_others(word):
-    assert error_message({"world.delay": word}).startswith(f"world.delay={word}: give a whole number")
+    assert error_message({"world.delay": word}).startswith(f"world.delay={word}: give an integer")
 
 
 @pytest.mark.parametrize("word", [-1, "-1", "9..2", "-3..4", (9, 2), 1_000_001, "4..1000001"])

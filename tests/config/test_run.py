@@ -41,7 +41,7 @@ def test_override_expands_aliases(word, value, key, meant):
 @pytest.mark.parametrize("again", ["policy.name", "py_agent", "agent"])
 def test_override_rejects_a_key_set_twice(again):
     line = error_message({"policy": "fast", again: "auto"})
-    assert line == f"{again}=auto sets policy.name a second time; which one is meant?"
+    assert line == f"{again}=auto sets policy.name a second time; keep one."
 
 
 @pytest.mark.parametrize(("word", "truth"), [("true", True), ("false", False), ("1", True), ("no", False)])
@@ -315,10 +315,10 @@ def test_default_hyperparameters():
     assert (trainer.update_epochs, trainer.total_timesteps) == (1, 50_000_000)
 
 
-def test_an_unknown_recipe_is_told_the_one_that_was_meant():
+def test_did_you_mean_for_unknown_recipe():
     with pytest.raises(ConfigError, match=r"There is no recipe 'recal'; did you mean recall\?"):
         find_recipe("recal")
-    with pytest.raises(ConfigError, match="There is no recipe 'zzz'; there is recall"):
+    with pytest.raises(ConfigError, match="There is no recipe 'zzz'; choose from recall"):
         find_recipe("zzz")
 
 

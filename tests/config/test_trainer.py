@@ -36,8 +36,8 @@ def test_schedule_override_and_constant():
     [
         ("ent_coef", "linear:0", "did you mean schedule.trainer.ppo.ent_coef?"),
         ("trainer.ppo.entcoef", "linear:0", "did you mean trainer.ppo.ent_coef?"),
-        ("trainer.batch_size", "linear:0", "that is no number which is read in every iteration"),
-        ("world.delay", "linear:4", "that is no number which is read in every iteration"),
+        ("trainer.batch_size", "linear:0", "is not a number that is read in every iteration"),
+        ("world.delay", "linear:4", "is not a number that is read in every iteration"),
         (RATE, "linear", "write KIND:END, for example linear:0, or constant for no schedule."),
         (RATE, "linaer:0", "there is no 'linaer'; did you mean linear?"),
         (RATE, "linear:x", "valid number"),
@@ -51,7 +51,7 @@ def test_schedule_errors(key, value, line):
 
 
 def test_config_constructor_checks_schedules():
-    with pytest.raises(ValueError, match="it is read once, when a run starts, or is no number"):
+    with pytest.raises(ValueError, match="is not a number that is read in every iteration"):
         Config(schedule=(Schedule(key="trainer.bptt_horizon", kind="linear", end=4),))
     assert "write schedule.KEY=KIND:END" in error_message({"schedule": "linear"})
 

@@ -182,11 +182,11 @@ def test_user_world_import_errors(name, message):
 def test_world_key_errors():
     with pytest.raises(ConfigError, match=r"tmaze has name, agents, corridor, limit; delay belongs to recall, "):
         override(BASE, {"world": "tmaze", "world.delay": 3})
-    with pytest.raises(ConfigError, match=r"arguments of the environment go by world.options='\{size: ...\}'"):
+    with pytest.raises(ConfigError, match=r"set arguments of the environment with world.options='\{size: ...\}'"):
         override(BASE, {"world": "gym:CartPole-v1", "world.size": 3})
     with pytest.raises(ConfigError, match=r"no key 'world.side'; did you mean world.sides\?"):
         override(BASE, {"world": "coin_worlds:Coin", "world.side": 3})
-    with pytest.raises(ConfigError, match=r"world.sides=many: give a whole number"):
+    with pytest.raises(ConfigError, match=r"world.sides=many: give an integer"):
         override(BASE, {"world": "coin_worlds:Coin", "world.sides": "many"})
     with pytest.raises(ConfigError, match=r"coin_worlds:Coin cannot be made: .*side"):
         make_world("coin_worlds:Coin", side=3)

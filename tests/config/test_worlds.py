@@ -10,16 +10,20 @@ from holdfast.config.run import Config, override, read_config
 from holdfast.config.worlds import WORLD_CONFIGS, RecallConfig
 from holdfast.errors import ConfigError
 from holdfast.recipes import find_recipe
+from holdfast.registry import load_object
 from holdfast.report.text import config_difference
-from holdfast.worlds import WORLDS
 
 BASE = find_recipe("recall")
 SIZES = {"trainer.batch_size": 96 * 64, "trainer.minibatch_size": 96 * 64, "world.agents": 96}
 
 
-@pytest.mark.parametrize("name", WORLDS)
+def constructor(name):
+    return load_object(WORLD_CONFIGS[name].family.constructor, "")
+
+
+@pytest.mark.parametrize("name", WORLD_CONFIGS)
 def test_config_defaults_match_constructors(name):
-    taken = inspect.signature(WORLDS[name]).parameters
+    taken = inspect.signature(constructor(name)).parameters
     known = WORLD_CONFIGS[name].model_fields
     assert set(known) - {"name"} == set(taken) - {"seed", "device"}
     assert {key: field.default for key, field in known.items() if key not in ("name", "agents")} == {
@@ -28,13 +32,13 @@ def test_config_defaults_match_constructors(name):
     assert all(field.description for field in known.values())
 
 
-@pytest.mark.parametrize("name", WORLDS)
+@pytest.mark.parametrize("name", WORLD_CONFIGS)
 def test_builtin_worlds_by_name(name):
     config = override(BASE, {"world": name, **SIZES})
     assert config.world.name == name
     assert read_config(config.model_dump_json()) == config
     world = build_world(config, torch.device("cpu"), agents=24, seed=1)
-    assert type(world) is WORLDS[name]
+    assert type(world) is constructor(name)
     assert world.agents == 24
 
 
@@ -54,7 +58,7 @@ def test_override_world_resets_its_keys():
 def test_unknown_world_errors():
     with pytest.raises(ConfigError, match=r"=reacll: there is no such world; did you mean recall\?"):
         override(BASE, {"world": "reacll"})
-    with pytest.raises(ConfigError, match="there is recall, repeat_first"):
+    with pytest.raises(ConfigError, match="choose from recall, repeat_first"):
         override(BASE, {"world.name": "qqq"})
     with pytest.raises(ConfigError, match=r"world.name=xyz:W: No module named 'xyz'; is it on the Python"):
         override(BASE, {"world.name": "xyz:W"})

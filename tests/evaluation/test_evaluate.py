@@ -44,7 +44,7 @@ class Numbered(Scripted):
 
 @torch.no_grad()
 def by_hand(policy, world, share, cleared):
-    """Greedy returns of all agents' first episodes, then of their second ones, lived with `unroll` alone."""
+    """Greedy returns of all agents' first episodes, then of their second ones, computed with `unroll` alone."""
     state, step = policy.lstm.cell.initial(world.agents), world.reset()
     returns, total = [[] for _ in range(world.agents)], torch.zeros(world.agents)
     while min(map(len, returns)) < share:
@@ -176,7 +176,7 @@ def test_evaluate_greedy_needs_no_draws():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_policy_that_knows_nothing_gets_chance_on_recall_with_and_without_memory():
+def test_cleared_memory_gives_chance_return_on_recall():
     world = make_world("recall", agents=50, delay=1, cues=2, seed=-1)
     policy = Fast(world.spec, hidden_size=8, num_layers=1)
     for memory in ("intact", "cleared"):
@@ -186,7 +186,7 @@ def test_a_policy_that_knows_nothing_gets_chance_on_recall_with_and_without_memo
     assert abs(float(returns.mean()) - 0.5) < 0.08
 
 
-def test_a_reward_for_no_action_counts_neither_here_nor_in_training():
+def test_reward_without_an_action_is_not_counted_in_evaluation_or_training():
     there, ended = torch.ones(2, 8, dtype=torch.bool), torch.zeros(2, 8, dtype=torch.bool)
     there[:, 1:3], ended[:, 4:] = False, True
     # Rewards come with steps 1 to 4; those with 2 and 3 answer nobody.
@@ -265,7 +265,7 @@ LENGTH = 4
 
 
 class Crowds(Scripted):
-    """Crowds of three; everybody's episodes last four steps, and pay 100 * action + row at their end."""
+    """Environments of three agents; episodes last four steps, and their last reward is 100 * action + row."""
 
     def __init__(self, agents=6, crowd=3):
         steps = torch.arange(100)

@@ -17,7 +17,7 @@ STEPS = 24
 
 
 def remembered(world, memory, seed=0):
-    """What everybody remembered when it was asked, step by step."""
+    """The state of every agent before each step."""
     policy, step = Keeper(), world.reset()
     mind = EvalPolicy(policy, world.spec, torch.arange(world.agents), memory=memory, seed=seed)
     for _ in range(STEPS - 1):

@@ -148,8 +148,8 @@ class SharedSlices(Small):
         return super().forward(td, state, action)
 
 
-class BatchMatesMixed(Small):
-    """Normalises over the batch, so that rows depend on each other."""
+class PolicyNormalizesOverBatch(Small):
+    """Normalizes over the batch, so that rows depend on each other."""
 
     def encode(self, obs):
         x = super().encode(obs)
@@ -168,14 +168,14 @@ class BootstrapAdvances(Small):
         return outputs, after
 
 
-class Forgetful(Small):
+class StartsEveryCallFromZeros(Small):
     """Starts every call from zeros."""
 
     def unroll(self, obs, first, state, valid=None):
         return super().unroll(obs, first, state.apply(torch.zeros_like), valid)
 
 
-class Hoards(Small):
+class KeepsAllOutputs(Small):
     """Keeps the outputs of every call."""
 
     def __init__(self, **options):
@@ -197,7 +197,7 @@ class EntryWithGraph(Small):
             yield
 
 
-class SavesHalf(Small):
+class CellStateNotSaved(Small):
     """Does not save the cell states."""
 
     def get_memory(self):
@@ -242,14 +242,14 @@ class NoClearInTraining(Small):
         return super().unroll(obs, torch.zeros_like(first) if self.training else first, state, valid)
 
 
-class DropsOut(Small):
+class UsesDropout(Small):
     """Uses dropout, so that no rollout can be replayed."""
 
     def encode(self, obs):
         return torch.dropout(super().encode(obs), 0.3, self.training)
 
 
-class ReadsWhereNobodyActs(Small):
+class UpdatesStateAtInvalidSteps(Small):
     """Updates the state of invalid steps."""
 
     def unroll(self, obs, first, state, valid=None):
@@ -304,7 +304,7 @@ class NaNGradient(Small):
         return x, *arguments[1:]
 
 
-class HoardsReplays(Small):
+class KeepsReplayOutputs(Small):
     """Keeps the outputs of every replay."""
 
     def __init__(self, **options):
@@ -317,7 +317,7 @@ class HoardsReplays(Small):
         return super().unroll(obs, first, state, valid)
 
 
-class DeafToTrials(Small):
+class IgnoresTrials(Small):
     """Ignores trial starts although clear_on is trial."""
 
     def forward(self, td, state=None, action=None):
@@ -386,7 +386,7 @@ class EntryAfterTheStep(Collector):
         return type(segments)(segments.steps, late, segments.tail, segments.version)
 
 
-class WipesBeforeRollouts(Collector):
+class ClearsBeforeEachRollout(Collector):
     """Resets all states before each rollout."""
 
     def rollout(self, version):
@@ -441,7 +441,7 @@ class EntriesBackwards(Collector):
         return type(s)(s.steps, s.entry_state[mirrored], s.tail, s.version)
 
 
-class HalfAnEntry(Collector):
+class EntryTensorDropped(Collector):
     """Stores one tensor of the state and drops the other."""
 
     def rollout(self, version):

@@ -1,4 +1,4 @@
-"""Worlds that break one law each, for tests of the check: right ones, and something wrong around them."""
+"""Worlds that break one law each, for tests of the check: wrappers around correct worlds."""
 
 import copy
 import itertools
@@ -23,7 +23,7 @@ def changed(step, **fields):
 
 
 class Around:
-    """A world around another one; what it says goes through `tell`, what is done through `do`."""
+    """A wrapper of a world; steps go through `tell`, actions through `do`."""
 
     def __init__(self, world):
         self.world, self.agents, self.spec = world, world.agents, world.spec
@@ -50,7 +50,7 @@ class Around:
 
 
 def telling(tell, name="ragged", **options):
-    """Make worlds that tell something else: `tell(self, step, actions) -> dict of what is changed`."""
+    """Make worlds with changed steps: `tell(self, step, actions)` returns a dict of the changed fields."""
 
     class Told(Around):
         def tell(self, step, actions):
@@ -99,7 +99,7 @@ def ends_of_every(self, step, actions):
 
 
 def end_twice(self, step, actions):
-    """The end is told once more while the agent is away."""
+    """The end flag is set once more while the agent is invalid."""
     again = none_of(step.first) if self.before is None else self.before.truncated & ~step.valid
     return {"truncated": step.truncated | again}
 
@@ -117,7 +117,7 @@ def paid_at_reset(self, step, actions):
 
 
 def hears_the_dead(self, step, actions):
-    """What is done by who is away is paid when they are back."""
+    """Actions of invalid agents are rewarded when they are valid again."""
     if self.before is None:
         self.heard = torch.zeros(self.agents)
     else:
@@ -180,7 +180,7 @@ class Mute(Around):
 
 
 class GoesOn(Around):
-    """Another reset begins another life, as with a generator that is not seeded anew."""
+    """Another reset starts other episodes, as with a generator that is not reseeded."""
 
     def reset(self):
         self.world.seed = self.world.seed + 1000 * self.lives

@@ -77,7 +77,7 @@ def functions(**options):
 
 
 def puffer(clears, trainer="pufferlib"):
-    make = lambda: Puffer(seeded(lambda: foreign.Swims(clears)), obs=5, trainer=trainer)  # noqa: E731
+    make = lambda: Puffer(seeded(lambda: foreign.PufferStyle(clears)), obs=5, trainer=trainer)  # noqa: E731
     return with_story(puffer_story, make)
 
 
@@ -155,8 +155,8 @@ WRONG = [
         "skrl, recurrent examples",
     ),
     Exhibit(
-        "ClearsEverybody",
-        raw_module(foreign.ClearsEverybody),
+        "OneStartClearsAllRows",
+        raw_module(foreign.OneStartClearsAllRows),
         "carry",
         "one episode start resets all rows",
         "everywhere",
@@ -179,16 +179,16 @@ WRONG = [
         "GRU cell",
     ),
     Exhibit(
-        "KeepsTheCell",
-        agent(foreign.KeepsTheCell),
+        "CellStateNotCleared",
+        agent(foreign.CellStateNotCleared),
         "clear",
         "only part of the state is reset",
         "everywhere",
         "LSTM",
     ),
     Exhibit(
-        "KeepsTheDeepLayer",
-        agent(foreign.KeepsTheDeepLayer),
+        "SecondLayerNotCleared",
+        agent(foreign.SecondLayerNotCleared),
         "clear",
         "only part of the state is reset",
         "everywhere",
@@ -205,8 +205,8 @@ WRONG = [
     Exhibit("NoClearInFloat32", small(broken.NoClearInFloat32), "clear", NEVER, "everywhere", "LSTM, 2 layers"),
     Exhibit("NoClearInTraining", small(broken.NoClearInTraining), "clear", NEVER, "rollout", "LSTM, 2 layers"),
     Exhibit(
-        "ReadsWhereNobodyActs",
-        small(broken.ReadsWhereNobodyActs),
+        "UpdatesStateAtInvalidSteps",
+        small(broken.UpdatesStateAtInvalidSteps),
         "clear",
         "invalid steps update the state",
         "everywhere",
@@ -214,33 +214,48 @@ WRONG = [
         "Gymnasium NEXT_STEP rows in skrl",
     ),
     Exhibit(
-        "DeafToTrials",
-        small(broken.DeafToTrials, clear_on="trial"),
+        "IgnoresTrials",
+        small(broken.IgnoresTrials, clear_on="trial"),
         "clear",
         "trial starts ignored",
         "everywhere",
         "LSTM, 2 layers",
     ),
     Exhibit(
-        "Forgetful",
-        small(broken.Forgetful),
+        "StartsEveryCallFromZeros",
+        small(broken.StartsEveryCallFromZeros),
         "carry",
         EVERY_CALL,
         "everywhere",
         "LSTM, 2 layers",
         "ray-project/ray#36774; pytorch/rl#1406",
     ),
-    Exhibit("Deaf", raw_module(foreign.Deaf), "carry", EVERY_CALL, "everywhere", "GRU cell", "pytorch/rl#1406"),
     Exhibit(
-        "WipesBeforeRollouts",
-        with_trainer(collector=broken.WipesBeforeRollouts),
+        "IgnoresState",
+        raw_module(foreign.IgnoresState),
+        "carry",
+        EVERY_CALL,
+        "everywhere",
+        "GRU cell",
+        "pytorch/rl#1406",
+    ),
+    Exhibit(
+        "ClearsBeforeEachRollout",
+        with_trainer(collector=broken.ClearsBeforeEachRollout),
         "carry",
         "state reset before each rollout",
         "rollout",
         "LSTM, 2 layers",
         "PufferLib 3.0, pufferl.py:218-221",
     ),
-    Exhibit("Ages", raw_module(foreign.Ages), "clear", "only part of the state is reset", "everywhere", "GRU cell"),
+    Exhibit(
+        "StepCountNotCleared",
+        raw_module(foreign.StepCountNotCleared),
+        "clear",
+        "only part of the state is reset",
+        "everywhere",
+        "GRU cell",
+    ),
     # In evaluations.
     Exhibit(
         "ForgetsInEvaluation",
@@ -433,8 +448,8 @@ WRONG = [
         "pytorch/rl#4474",
     ),
     Exhibit(
-        "HalfAnEntry",
-        with_trainer(collector=broken.HalfAnEntry),
+        "EntryTensorDropped",
+        with_trainer(collector=broken.EntryTensorDropped),
         "replay",
         "part of the entry state is lost",
         "buffer",
@@ -451,14 +466,21 @@ WRONG = [
         "pytorch/rl#4474",
     ),
     Exhibit(
-        "BatchMatesMixed",
-        small(broken.BatchMatesMixed),
+        "PolicyNormalizesOverBatch",
+        small(broken.PolicyNormalizesOverBatch),
         "isolate",
         "rows of a batch mix",
         "everywhere",
         "LSTM, 2 layers",
     ),
-    Exhibit("Mixes", raw_module(foreign.Mixes), "isolate", "rows of a batch mix", "everywhere", "GRU"),
+    Exhibit(
+        "ModuleNormalizesOverBatch",
+        raw_module(foreign.ModuleNormalizesOverBatch),
+        "isolate",
+        "rows of a batch mix",
+        "everywhere",
+        "GRU",
+    ),
     Exhibit(
         "An agent that plays alone",
         functions(act=foreign.forget_if_alone),
@@ -557,8 +579,8 @@ WRONG = [
         "GRU",
     ),
     Exhibit(
-        "RollsDice",
-        raw_module(foreign.RollsDice),
+        "OwnRandomGenerator",
+        raw_module(foreign.OwnRandomGenerator),
         "replay",
         "random numbers in the forward pass",
         "everywhere",
@@ -573,24 +595,24 @@ WRONG = [
         "LSTM, 2 layers",
     ),
     Exhibit(
-        "Hoards",
-        small(broken.Hoards),
+        "KeepsAllOutputs",
+        small(broken.KeepsAllOutputs),
         "bounded",
         "memory use grows with time",
         "everywhere",
         "LSTM, 2 layers",
     ),
     Exhibit(
-        "HoardsReplays",
-        small(broken.HoardsReplays),
+        "KeepsReplayOutputs",
+        small(broken.KeepsReplayOutputs),
         "bounded",
         "memory use grows with time",
         "update",
         "LSTM, 2 layers",
     ),
     Exhibit(
-        "SavesHalf",
-        small(broken.SavesHalf),
+        "CellStateNotSaved",
+        small(broken.CellStateNotSaved),
         "restore",
         "part of the state is not saved",
         "rollout",
@@ -598,8 +620,8 @@ WRONG = [
         "Metta, cortex.py:316-322",
     ),
     Exhibit(
-        "DropsOut",
-        small(broken.DropsOut),
+        "UsesDropout",
+        small(broken.UsesDropout),
         "replay",
         "random numbers in the forward pass",
         "everywhere",
@@ -641,7 +663,7 @@ RIGHT = {
     "nn.LSTMCell": raw_module(lambda: nn.LSTMCell(5, 16)),
     "nn.GRUCell": raw_module(lambda: nn.GRUCell(5, 16)),
     "a module that resets itself": raw_module(foreign.Stepper),
-    "a learnt initial state": raw_module(
+    "a learned initial state": raw_module(
         foreign.LearnedStart, initial=lambda module, rows: module.start.expand(rows, 16).clone()
     ),
     "built in float64": raw_module(lambda: foreign.Sequence().double()),

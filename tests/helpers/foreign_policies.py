@@ -34,7 +34,7 @@ class ClearsAfterReading(Stepper):
         return y, torch.where(first[:, None], 0.0, state)
 
 
-class ClearsEverybody(Stepper):
+class OneStartClearsAllRows(Stepper):
     """Resets all rows when one of them starts."""
 
     def clear(self, state, first):
@@ -63,7 +63,7 @@ class ClearsInPlace(Stepper):
         return state
 
 
-class Deaf(Stepper):
+class IgnoresState(Stepper):
     """Ignores the state."""
 
     def clear(self, state, first):
@@ -112,14 +112,14 @@ class Sequence(nn.Module):
         return self.outwards(y), state
 
 
-class Mixes(Sequence):
-    """Normalises over the batch."""
+class ModuleNormalizesOverBatch(Sequence):
+    """Normalizes over the batch."""
 
     def forward(self, x, state):
         return super().forward(x - x.mean(1, keepdim=True), state)
 
 
-class Ages(Stepper):
+class StepCountNotCleared(Stepper):
     """Counts steps, and continues the count in the next episode."""
 
     def forward(self, x, state, first):
@@ -146,7 +146,7 @@ class OneBuffer(Stepper):
         return y, buffer
 
 
-class RollsDice(Stepper):
+class OwnRandomGenerator(Stepper):
     """Draws from a random generator of its own."""
 
     def forward(self, x, state, first):
@@ -275,14 +275,14 @@ class Agent(nn.Module):
         return action, chosen.log_prob(action), chosen.entropy(), self.critic(hidden), lstm_state
 
 
-class KeepsTheCell(Agent):
+class CellStateNotCleared(Agent):
     """Resets the hidden state but not the cell state."""
 
     def keep(self, state, done):
         return (1.0 - done).view(1, -1, 1) * state[0], state[1]
 
 
-class KeepsTheDeepLayer(Agent):
+class SecondLayerNotCleared(Agent):
     """Resets the first of two layers."""
 
     def __init__(self):
@@ -336,7 +336,7 @@ class StartsFromZeros(CleanRL):
         return super().replay(moments, self.initial(len(moments.first)))
 
 
-class Swims(nn.Module):
+class PufferStyle(nn.Module):
     """PufferLib's style: the state is in a dictionary; `done` resets it if `clears`."""
 
     def __init__(self, clears):
@@ -452,7 +452,7 @@ class OtherInSegments(Sequence):
 
 
 class LearnedStart(Stepper):
-    """Starts every episode from a learnt state."""
+    """Starts every episode from a learned state."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Lives to be watched: scripted worlds with absences, policies of every make, and a world that is heard."""
+"""Scripted worlds with invalid steps, policies of every kind, and a world with an on_step callback."""
 
 import copy
 
@@ -74,13 +74,13 @@ def world_for(policy, **options):
 
 
 def stored(policy, world=None, rollouts=2, segments=2, **options):
-    """Live some rollouts and return the last one."""
+    """Collect some rollouts and return the last one."""
     collector = Collector(world or world_for(policy, **options), policy, length=segments * T, horizon=T, seed=0)
     return [copy.deepcopy(collector.rollout(version)) for version in range(rollouts)][-1]
 
 
 class Overheard:
-    """A world whose every step somebody else hears too, before the policy does."""
+    """A world that calls on_step with every step before the policy acts."""
 
     def __init__(self, world, hear):
         self.world, self.hear, self.agents, self.spec = world, hear, world.agents, world.spec

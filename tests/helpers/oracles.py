@@ -1,4 +1,4 @@
-"""Oracles: scripts that see what a policy sees, remember what they must, and play their world at its best.
+"""Oracles: scripts that read a policy's observations and get the best return of their world.
 
 One is none: the best of `arena` is not known; it lies between what `Gathers` gets and a bound.
 """
@@ -24,13 +24,13 @@ NORTH, SOUTH, EAST = 0, 1, 3
 
 
 def sees(obs: Seen, feature: int, location: int | None = None) -> Bool[Tensor, " A"]:
-    """Say who sees a feature, at a place if one is given."""
+    """Return which agents see a feature, at a location if one is passed."""
     there = (obs[..., 1] == feature) & (obs[..., 0] != PADDING)
     return (there if location is None else there & (obs[..., 0] == location)).any(1)
 
 
 def which(obs: Seen, features: range) -> tuple[Act, Bool[Tensor, " A"]]:
-    """Say which of some features each one sees, counted from the first, and who sees any of them."""
+    """Return which of some features each agent sees, counted from the first, and which agents see any of them."""
     each = torch.stack([sees(obs, feature) for feature in features], dim=1)
     return each.int().argmax(1), each.any(1)
 

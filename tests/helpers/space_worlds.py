@@ -29,7 +29,7 @@ IMAGE_SPEC = WorldSpec(
 """An image, channels first, and three choices."""
 
 
-class Memorise:
+class Memorize:
     """A value is shown in an episode's first observation, and must be named `delay` steps later.
 
     A subclass defines observation and reward from `number`, uniform in [0,1). The reward is paid at the
@@ -69,7 +69,7 @@ class Memorise:
         )
 
 
-class SayNumber(Memorise):
+class SayNumber(Memorize):
     """A number from -1 to 1 is shown; the reward is 1 - |a - number|, with a clipped to the box.
 
     The best return is 1; without memory it is 0.5, by action 0.
@@ -104,7 +104,7 @@ class SayNumberInATree(SayNumber):
         return TensorDict({"number": number, "asked": asked}, batch_size=[self.agents])
 
 
-class NamePlace(Memorise):
+class NamePlace(Memorize):
     """One pixel of an 8x8 image is bright: its row's third and its column's half must be named."""
 
     spec = WorldSpec(

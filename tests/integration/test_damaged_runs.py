@@ -177,10 +177,10 @@ def damage(path, how):
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ("truncated", "000006 is damaged and not used: "),
+        ("truncated", "000006 is damaged and is not used: "),
         ("flipped", "model.safetensors is damaged: its checksum differs."),
         ("missing", "model.safetensors is missing."),
-        ("empty", "000006 is damaged and not used: "),
+        ("empty", "000006 is damaged and is not used: "),
         ("pickle", "is a pickle, which can execute code when loaded; it is not loaded."),
         ("dangling", "latest points to 000009, which does not exist; using the newest."),
     ],

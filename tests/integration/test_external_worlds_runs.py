@@ -86,5 +86,5 @@ def test_pettingzoo_metrics_do_not_depend_on_the_number_of_workers(tmp_path):
 def test_envpool_rejects_workers(tmp_path):
     needs("envpool")
     keys = {**KEYS, **WORLDS["envpool"], "runs_dir": str(tmp_path), "trainer.num_workers": 2}
-    with pytest.raises(HoldfastError, match="has threads of its own"):
+    with pytest.raises(HoldfastError, match="has its own threads"):
         holdfast.train("general", {**keys, "trainer.total_timesteps": 96})

@@ -292,7 +292,7 @@ def test_horizon_advice_is_printed_only_if_memory_is_used():
     notices.print_advice({"eval/return_mean": 0.25, "eval/return_mean_memory_cleared": 0.25})
     assert lines == []
     notices.print_advice({"eval/return_mean": 0.9, "eval/return_mean_memory_cleared": 0.25})
-    assert lines == ["80 % of the gradient lies within 10 of 64 steps: a trainer.bptt_horizon of 16 would do."]
+    assert lines == ["80 % of the gradient lies within 10 of 64 steps: trainer.bptt_horizon=16 is enough."]
 
 
 def test_tensorboard_gets_every_line_of_metrics(tmp_path):
@@ -327,9 +327,9 @@ def test_a_teacher_without_an_action_is_reported(tmp_path, capsys):
     capsys.readouterr()
     run(tmp_path, world__cues=4, trainer__teachers=str(teacher.folder))
     output = capsys.readouterr().out
-    assert "teacher two does not know " in output
+    assert "teacher two does not have the actions " in output
     run(tmp_path, world__cues=2, trainer__teachers=str(teacher.folder))
-    assert "does not know" not in capsys.readouterr().out
+    assert "does not have the actions" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("key", "value"), [("trainer__ppo__l2_reg", 1e38), ("teacher", float("nan"))])

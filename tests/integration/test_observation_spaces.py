@@ -101,8 +101,8 @@ def test_collecting_learning_and_playing_work_in_every_space(kind):
     assert looked["memory/check_replay"] <= 1e-5
     assert looked["memory/check_clear"] == 0
     before = [weight.clone() for weight in policy.parameters()]
-    learnt = learn_from(policy, segments)
-    assert learnt["memory/replay_error"] <= 1e-5
+    learned = learn_from(policy, segments)
+    assert learned["memory/replay_error"] <= 1e-5
     moved = [not a.equal(b) for a, b in zip(before, policy.parameters(), strict=True)]
     assert all(moved)
     played = evaluate(policy, kind(4, seed=5), episodes=8)

@@ -1,4 +1,4 @@
-"""The library against its oracle: `examples/one_file.py` lives what the library lived, given only actions."""
+"""The library against `examples/one_file.py`, which replays its actions."""
 
 import ast
 import copy
@@ -123,7 +123,7 @@ def make_talkative_policy(world, dtype):
 
 @functools.cache
 def recording(kind, dtype):
-    """Live two rollouts with the library; let the oracle live the same actions alone, from the start."""
+    """Collect two rollouts with the library; replay the same actions with the oracle, from the start."""
     options = {"agents": AGENTS, "cues": 4, "seed": 5, **WORLDS[kind]}
     world = holdfast.make_world("recall", **options)
     policy = make_talkative_policy(world, dtype)
@@ -300,7 +300,7 @@ def test_the_first_gradients_agree_with_the_oracle(kind):
 
 
 def test_gradients_agree_where_ratio_and_value_are_clipped():
-    """Weights have not moved yet, so what was lived is pushed away from them instead."""
+    """Weights have not changed yet, so the stored outputs are changed instead."""
     both = live_twice("mixed")
     generator = torch.Generator().manual_seed(0)
     size = both.lived.value.shape
@@ -344,8 +344,8 @@ def test_two_iterations_of_training_end_in_the_same_weights(monkeypatch):
         orders = [minibatches(segments, 4, seed=7, epoch=2 * version + epoch) for epoch in range(2)]
         oracle.update(net, theirs, lived, [rows for order in orders for rows in order], cfg, ENT_COEF)
         learner = learner or learner_for(policy, segments, ppo, epochs=2, seed=7)
-        learnt = learner.update(segments)
-    assert learnt["losses/clipfrac"] > 0, "some ratios were clipped"
+        learned = learner.update(segments)
+    assert learned["losses/clipfrac"] > 0, "some ratios were clipped"
     for name, mine, other in pairs(policy, net):
         assert apart(as_oracle(name, mine), other) <= 1e-9, name
         assert apart(other, dict(before.named_parameters())[oracle_name(name)]) > 0, name

@@ -176,7 +176,7 @@ def test_errors_of_restarted_workers_are_logged(tmp_path, capsys):
     }
     run = train(tmp_path, "x", 2, trainer__restart_workers=True, **keys)
     assert run.finished
-    text = (run.folder / "lost_workers.txt").read_text()
+    text = (run.folder / "crashed_workers.txt").read_text()
     assert text.startswith("Worker 0 of 2 (helpers.faulty_worlds:Faulty, agents 0 to 1) failed")
     assert "in _raise" in text
     assert "Restarted: its 4 agents start new episodes." in " ".join(capsys.readouterr().out.split())
@@ -185,7 +185,7 @@ def test_errors_of_restarted_workers_are_logged(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"world": "envpool:CartPole-v1", "world__delay": None}, "has threads of its own"),
+        ({"world": "envpool:CartPole-v1", "world__delay": None}, "has its own threads"),
         (
             {"world": "mixture", "world__parts": "recall + n_back", "world__delay": None},
             "cannot be split over",

@@ -154,7 +154,7 @@ def test_gae_equals_gae_without_invalid_steps(B, T, seed):
 
 @pytest.mark.parametrize("noise", [1e6, float("inf"), float("nan")])
 @given(**sizes)
-def test_whatever_stands_where_nobody_acted_changes_nothing(noise, B, T, seed):
+def test_gae_ignores_values_at_invalid_steps(noise, B, T, seed):
     case = random_case(B, T, seed, gone=0.5)
     disturbed = dict(case)
     for key in ("values", "next_rewards"):

@@ -1,4 +1,4 @@
-"""What the update does besides the plain loss: pieces, draws, V-trace, refreshing, stopping, anchors."""
+"""Options of the update: accumulation, sampling, V-trace, refreshed advantages, KL stop, L2 to initial weights."""
 
 import copy
 from contextlib import contextmanager

@@ -54,7 +54,7 @@ def test_masked_mean_counts_valid_steps(name, B, T, seed):
 
 @pytest.mark.parametrize("name", LOSSES)
 @given(**cases)
-def test_whatever_stands_where_nobody_acted_changes_nothing(name, B, T, seed):
+def test_losses_ignore_values_at_invalid_steps(name, B, T, seed):
     case, valid = random_case(B, T, seed)
     for noise in (1e6, float("nan"), float("inf")):
         disturbed = [torch.where(valid, x, noise) for x in case]

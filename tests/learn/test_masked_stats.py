@@ -1,4 +1,4 @@
-"""Several processes normalise by what all of them lived."""
+"""masked_normalize over several processes."""
 
 import pytest
 import torch
@@ -10,14 +10,14 @@ PROCESSES = 2
 
 
 def lived():
-    """Rows of very different size, and most steps of the first process nobody's."""
+    """Rows of very different size; most steps of the first process are invalid."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(6, 5, generator=generator) * torch.tensor([1, 1, 1, 50, 50, 50])[:, None] + 1000
     valid = torch.rand(6, 5, generator=generator) < torch.tensor([0.2, 0.2, 0.2, 0.8, 0.8, 0.8])[:, None]
     return x, valid
 
 
-def normalise_a_share(rank, folder):
+def normalize_a_share(rank, folder):
     distributed.init_process_group("gloo", f"file://{folder}/meet", rank=rank, world_size=PROCESSES)
     x, valid = (each.chunk(PROCESSES)[rank] for each in lived())
     nobody = losses.masked_normalize(x, torch.zeros_like(valid))
@@ -28,7 +28,7 @@ def normalise_a_share(rank, folder):
 @pytest.fixture(scope="module")
 def shares(tmp_path_factory):
     folder = tmp_path_factory.mktemp("processes")
-    multiprocessing.spawn(normalise_a_share, args=(folder,), nprocs=PROCESSES)
+    multiprocessing.spawn(normalize_a_share, args=(folder,), nprocs=PROCESSES)
     return [torch.load(folder / f"{rank}.pt") for rank in range(PROCESSES)]
 
 

@@ -37,7 +37,7 @@ def message_of(policy, segments, loss_function=None, index=None, targets=None, t
     teacher_outputs = [teacher.rows(index) for teacher in teacher_outputs]
     report = NonFiniteReport(policy, segments, index, rows, targets.rows(index), teacher_outputs, loss_function)
     with pytest.raises(NonFiniteError) as caught:
-        report.raise_("here", at_once=2)
+        report.raise_("here", batch_size=2)
     return str(caught.value)
 
 

@@ -45,7 +45,7 @@ def bound(**options):
 
 
 def regression(policy):
-    """A loss of everything a policy says after three steps, which its memory is needed for."""
+    """A loss of all outputs of a policy after three steps, which need its memory."""
     x = torch.randn(64, 3, 5, generator=torch.Generator().manual_seed(0))
     first = torch.tensor([True, False, False]).expand(64, 3)
     state = policy.lstm.cell.initial(64)
@@ -84,7 +84,7 @@ def test_muon_moves_the_hidden_matrices_of_shipped_policies_and_adamw_the_rest(n
         (spaces.Box(-1, 1, (6,)), {"actor.mean.fc2.weight"}),
     ],
 )
-def test_the_layer_that_scores_actions_is_left_to_adamw_whatever_they_are(action, outputs):
+def test_muon_excludes_the_output_layer_of_every_action_space(action, outputs):
     policy = holdfast.make_policy("fast", WorldSpec((4,), (), action=action), seed=0)
     hidden = hidden_matrices(policy)
     assert {"critic.fc1.weight", *LSTM} <= hidden

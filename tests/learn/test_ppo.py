@@ -24,7 +24,7 @@ SHORT = PPOConfig(gamma=0.9, gae_lambda=0.0)
 
 
 def lived(policy, seed=0, ends=0.15, gone=0.2, dtype=torch.float32):
-    """Segments of a scripted life whose rewards are small enough to learn from."""
+    """Segments of a scripted world with small rewards."""
     collector = Collector(random_script(A, 12, seed, ends, gone), policy, length=2 * T, horizon=T, seed=seed)
     segments = copy.deepcopy(collector.rollout(0))
     for part in (segments.steps, segments.tail):
@@ -220,11 +220,11 @@ def test_the_reward_of_an_action_is_the_one_that_came_with_the_next_step():
     torch.testing.assert_close((nothing + segments.steps["values"])[:, -1], segments.tail["rewards"])
 
 
-@pytest.mark.parametrize("normalise", [True, False])
+@pytest.mark.parametrize("normalize", [True, False])
 @pytest.mark.parametrize("clip_value", [True, False])
-def test_the_loss_is_made_of_its_three_terms(normalise, clip_value):
+def test_the_loss_is_made_of_its_three_terms(normalize, clip_value):
     ppo = PPOConfig(
-        norm_adv=normalise,
+        norm_adv=normalize,
         clip_vloss=clip_value,
         vf_coef=0.3,
         clip_coef=0.2,
@@ -238,7 +238,7 @@ def test_the_loss_is_made_of_its_three_terms(normalise, clip_value):
     loss, report, _ = replay_loss(moved, segments, normalize_advantages(targets, segments, ppo, None), ppo)
     old, valid, again = segments.steps, segments.steps["valid"], replay(moved, segments)
     log_ratio = again["act_log_prob"] - old["act_log_prob"]
-    weights = losses.masked_normalize(targets.advantages, valid) if normalise else targets.advantages
+    weights = losses.masked_normalize(targets.advantages, valid) if normalize else targets.advantages
     policy_loss = losses.policy_loss(log_ratio, weights, valid, 0.2)
     value_loss = losses.value_loss(again["values"], old["values"], targets.returns, valid, 0.05 if clip_value else None)
     entropy = -(again["full_log_probs"].exp() * again["full_log_probs"]).sum(-1)[valid].mean()
@@ -248,7 +248,7 @@ def test_the_loss_is_made_of_its_three_terms(normalise, clip_value):
 
 
 def disturb(segments, targets):
-    """Change everything that stands where nobody acted, but the clears: an episode may start there."""
+    """Change all values at invalid steps except the clears: an episode may start there."""
     steps = segments.steps.clone()
     gone = ~steps["valid"]
     steps["env_obs"][gone] = 777.0
@@ -298,7 +298,7 @@ def test_advantages_across_a_segment_edge_at_invalid_steps():
 
 
 class Blinding(Scripted):
-    """Five sensors, which say NaN to those who are not there."""
+    """Five sensors, with NaN at invalid steps."""
 
     def __init__(self, *args, **flags):
         super().__init__(*args, **flags)
@@ -332,7 +332,7 @@ def test_update_on_invalid_rows():
     assert same(before, weights_of(policy))
 
 
-def test_every_minibatch_is_one_step_down_its_own_loss():
+def test_update_equals_manual_sgd_over_minibatches():
     policy, other = make_reader(), make_reader()
     segments = lived(policy)
     ppo = PPOConfig(gamma=0.9, gae_lambda=0.8, max_grad_norm=1e9)

@@ -1,4 +1,4 @@
-"""States after weights changed: measured, run again, warmed up."""
+"""Stale states after an update: measured, recomputed, or refreshed by burn-in."""
 
 import copy
 import sys
@@ -49,7 +49,7 @@ def test_recomputed_states_equal_stored_ones_with_same_weights():
     policy, collector = life(make_reader().double())
     for version in range(2):
         segments = collector.rollout(version)
-        entry_state, after = recompute(policy, segments, at_once=2)
+        entry_state, after = recompute(policy, segments, batch_size=2)
         assert apart(entry_state.flatten(0, 1), segments.entry_state) <= 1e-12
         assert apart(after, policy.store.read(0, A)) <= 1e-12
 
@@ -58,7 +58,7 @@ def test_recompute_and_burn_in_change_no_live_states_or_gradients():
     policy, collector = life()
     segments = collector.rollout(0)
     before = policy.store.snapshot()
-    recompute(policy, segments, at_once=2)
+    recompute(policy, segments, batch_size=2)
     burn_in_rows(policy, segments.rows(torch.tensor([3, 1])))
     measure_staleness(policy, segments, collector.next_step)
     after = policy.store.snapshot()
@@ -110,7 +110,7 @@ def test_drift_is_the_mean_relative_distance_of_stored_and_fresh_states():
     policy, collector = life(ends=0.0, gone=0.0)
     segments = collector.rollout(0)
     move(policy)
-    entry_state, after = recompute(policy, segments, at_once=A)
+    entry_state, after = recompute(policy, segments, batch_size=A)
     stored = torch.cat([segments.entry_state.unflatten(0, (A, S))[:1, 1:], policy.store.read(0, A)[:1, None]], 1)
     now = torch.cat([entry_state[:1, 1:], after[:1, None]], 1)
     distances = []
@@ -201,13 +201,13 @@ def test_recompute_runs_before_each_later_epoch_and_after_the_update(monkeypatch
     learner.refresh(segments, collector)
     # Once to measure, once for the live memories.
     assert len(calls) == 4
-    _, after = told(policy, segments, at_once=A)
+    _, after = told(policy, segments, batch_size=A)
     assert apart(policy.store.read(0, A), after) <= 1e-6
     assert apart(live, after) > 1e-4
 
 
 def whole_episode_states(policy, lives):
-    """The entry states of the last rollout if all that was ever lived is run with current weights."""
+    """The entry states of the last rollout, recomputed from all steps with current weights."""
     state = policy.lstm.cell.initial(A)
     for segments in lives:
         steps = segments.steps.unflatten(0, (A, S))
@@ -219,7 +219,7 @@ def whole_episode_states(policy, lives):
 
 
 def trained(mode, weights=None):
-    """Train for some rollouts with weights that move a lot; or live them with those of another training."""
+    """Train for some rollouts with a large learning rate; or collect them with the weights of another training."""
     policy = make_reader(seed=2)
     # Episodes that never end: what was remembered long ago tells for ever.
     world = Scripted(A, 200, terminated=torch.zeros(A, 200, dtype=torch.bool))
@@ -242,7 +242,7 @@ def log_prob_error(policy, mode, lives):
     """How far log-probs of the last rollout are from those of the whole episode run with current weights."""
     segments = lives[-1]
     if mode == "recompute":
-        segments.entry_state.update_(recompute(policy, segments, at_once=A)[0].flatten(0, 1))
+        segments.entry_state.update_(recompute(policy, segments, batch_size=A)[0].flatten(0, 1))
     rows = segments.rows(torch.arange(len(segments)))
     used = burn_in_rows(policy, rows) if mode == "burn_in" else rows
     truth = Segments(rows.steps, whole_episode_states(policy, lives), rows.tail, rows.version)

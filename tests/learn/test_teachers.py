@@ -1,4 +1,4 @@
-"""Teachers live along, each with a memory of its own that is never stale, and weigh less and less."""
+"""Teachers: hidden states of their own that are never stale, and coefficients that decay."""
 
 import copy
 
@@ -24,25 +24,25 @@ def knobs(**words):
 
 
 def lives(rollouts=3, seed=0):
-    """What a student lived, rollout by rollout, with starts and absences anywhere."""
+    """Rollouts of a student, with starts and invalid steps anywhere."""
     policy = make_reader(seed=7).double()
     world = random_script(A, S * T * rollouts + 2, seed, 0.1, 0.2)
     collector = Collector(world, policy, length=S * T, horizon=T, seed=seed)
     return [copy.deepcopy(collector.rollout(version)) for version in range(rollouts)]
 
 
-def lesson(name="teacher", seed=1, at_once=2, **words):
-    return Teacher(name, make_reader(seed=seed).double(), knobs(**words), agents=A, at_once=at_once)
+def lesson(name="teacher", seed=1, batch_size=2, **words):
+    return Teacher(name, make_reader(seed=seed).double(), knobs(**words), agents=A, batch_size=batch_size)
 
 
 def in_order(parts):
-    """Lay rows of rollouts along each agent's life."""
+    """Concatenate the rows of rollouts per agent."""
     return torch.cat([part.unflatten(0, (A, S)).flatten(1, 2) for part in parts], dim=1)
 
 
-@pytest.mark.parametrize("at_once", [1, 2, 5, 64])
-def test_teacher_outputs_equal_its_own_rollout(at_once):
-    told, teacher = lives(), lesson(at_once=at_once)
+@pytest.mark.parametrize("batch_size", [1, 2, 5, 64])
+def test_teacher_outputs_equal_its_own_rollout(batch_size):
+    told, teacher = lives(), lesson(batch_size=batch_size)
     heard = [teacher.run(segments, 0) for segments in told]
     whole = {key: in_order([each.steps[key] for each in told]) for key in ("env_obs", "first", "valid")}
     same = make_reader(seed=1).double()

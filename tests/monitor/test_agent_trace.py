@@ -1,4 +1,4 @@
-"""The life of one agent, told in lines: every number in them is found again in what was stored."""
+"""Agent trace: every number in its lines equals the stored one."""
 
 import re
 
@@ -22,7 +22,7 @@ from holdfast.worlds import make_world
 
 
 def told(policy, world, agent, rollouts=2, segments=2, **options):
-    """Live some rollouts; return each one's lines, its segments and the live state after it."""
+    """Collect some rollouts; return each one's lines, its segments and the live state after it."""
     collector = Collector(world, policy, length=segments * T, horizon=T, seed=0)
     trace, found = AgentTrace(policy, world.agents, agent, **options), []
     for iteration in range(rollouts):
@@ -37,7 +37,7 @@ def length_of(state):
 
 
 def read(lines):
-    """Read what lines say: (step, what) pairs, and the lengths of states by the step they are told at."""
+    """Parse the lines: (step, event) pairs, and state norms by step."""
     events, sizes = set(), {}
     for line in lines:
         match = re.match(r"[├└]─ (?:edge after )?steps? (\d+)(?:-(\d+))?: (.*)", line)
@@ -77,7 +77,7 @@ def by_hand(segments, agent, agents, start, clear_on="episode"):
 
 
 def state_before(policy, segments, row, t):
-    """Live a row step by step up to step t, from its entry; return the state there."""
+    """Run a row step by step up to step t, from its entry state; return the state there."""
     one = segments.rows(torch.tensor([row]))
     policy.store.close()
     policy.store.write(0, one.entry_state)
@@ -224,8 +224,8 @@ def test_trace_without_memory():
 
 
 @pytest.mark.parametrize("kind", [*POLICIES, "drops out"])
-def test_nothing_is_touched(kind):
-    policy = make_small(own.DropsOut) if kind == "drops out" else POLICIES[kind]()
+def test_trace_has_no_side_effects(kind):
+    policy = make_small(own.UsesDropout) if kind == "drops out" else POLICIES[kind]()
     collector = Collector(world_for(policy), policy, length=2 * T, horizon=T, seed=0)
     segments = collector.rollout(0)
     live, steps = policy.store.snapshot().tree, segments.steps.clone()

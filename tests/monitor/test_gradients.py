@@ -1,4 +1,4 @@
-"""How large gradients are, and how far back they reach, on memories whose reach is known."""
+"""Gradient norms and gradient reach, on cells whose reach is known."""
 
 import math
 
@@ -76,7 +76,7 @@ def test_module_without_gradient_is_left_out():
 
 
 def by_hand(policy, segments, rows):
-    """The same by a loop over rows: what is said at the step that looks back furthest, for what is read."""
+    """The same by a loop over rows: gradients of the outputs with the longest history, by input step."""
     steps, masses = segments.steps, []
     clear, valid = reset_mask(steps, policy.clear_on), steps["valid"]
     best = []
@@ -144,7 +144,7 @@ class Rehearses(own.Small):
         return super().unroll(obs, first, state, valid)
 
 
-def test_all_that_a_memory_reads_of_a_step_is_added_up():
+def test_reach_back_adds_all_inputs_of_a_step():
     once, twice = make_small(), make_small(Rehearses)
     segments = stored(once)
     torch.testing.assert_close(reach_back(twice, segments), reach_back(once, segments))
@@ -179,14 +179,14 @@ def gated(keep):
 
 
 def one_long_episode(policy):
-    """Rows in which nothing begins and the same is seen at every step."""
+    """Rows without episode starts and with equal observations."""
     segments = stored(policy, scripted(starts=0.0, absences=False))
     segments.steps["first"][:] = False
     segments.steps["env_obs"][:] = segments.steps["env_obs"][:, :1]
     return segments
 
 
-def test_shut_forget_gates_reach_nowhere():
+def test_reach_back_with_closed_forget_gates_is_the_current_step_only():
     policy = gated(0.0)
     mass = reach_back(policy, one_long_episode(policy))
     assert mass[0] > 0
@@ -194,7 +194,7 @@ def test_shut_forget_gates_reach_nowhere():
 
 
 @pytest.mark.parametrize("keep", [0.25, 0.5, 0.9, 1.0])
-def test_a_cell_that_keeps_a_share_a_step_is_felt_by_that_share_less_a_step(keep):
+def test_reach_back_decays_by_the_forget_factor(keep):
     policy = gated(keep)
     mass = reach_back(policy, one_long_episode(policy))
     # The present is felt through the output gate too.
@@ -202,7 +202,7 @@ def test_a_cell_that_keeps_a_share_a_step_is_felt_by_that_share_less_a_step(keep
     assert (reach(mass) > T / 2) == (keep >= 0.9)
 
 
-def test_the_rows_that_look_back_furthest_come_first():
+def test_reach_back_selects_rows_with_the_longest_history():
     policy = make_small()
     segments = stored(policy)
     segments.steps["valid"][:] = True
@@ -220,8 +220,8 @@ def test_reach_back_ignores_invalid_rows():
 
 
 @pytest.mark.parametrize("kind", [*POLICIES, "drops out"])
-def test_nothing_is_touched(kind):
-    policy = make_small(own.DropsOut) if kind == "drops out" else POLICIES[kind]()
+def test_reach_back_has_no_side_effects(kind):
+    policy = make_small(own.UsesDropout) if kind == "drops out" else POLICIES[kind]()
     segments = stored(policy)
     replay(policy, segments)["values"].sum().backward()
     grads = [None if each.grad is None else each.grad.clone() for each in policy.parameters()]
@@ -257,7 +257,7 @@ def test_reach_of_non_finite_gradient_is_zero(odd):
     assert reach_metrics(mass) == {"memory/gradient_reach": 0}
 
 
-def test_the_shares_within_powers_of_two_are_told():
+def test_reach_metrics_within_powers_of_two():
     found = reach_metrics(torch.tensor([4.0, 2.0, 1.0, 1.0, 0.0, 0.0]))
     assert found == {
         "memory/gradient_reach": 3,
@@ -270,13 +270,13 @@ def test_the_shares_within_powers_of_two_are_told():
 @pytest.mark.parametrize(
     ("steps", "horizon", "told"),
     [
-        (19, 64, "80 % of the gradient lies within 19 of 64 steps: a trainer.bptt_horizon of 32 would do."),
-        (1, 64, "80 % of the gradient lies within 1 of 64 steps: a trainer.bptt_horizon of 2 would do."),
-        (21, 64, "80 % of the gradient lies within 21 of 64 steps: a trainer.bptt_horizon of 32 would do."),
+        (19, 64, "80 % of the gradient lies within 19 of 64 steps: trainer.bptt_horizon=32 is enough."),
+        (1, 64, "80 % of the gradient lies within 1 of 64 steps: trainer.bptt_horizon=2 is enough."),
+        (21, 64, "80 % of the gradient lies within 21 of 64 steps: trainer.bptt_horizon=32 is enough."),
         (22, 64, ""),
         (47, 64, ""),
-        (48, 64, "80 % of the gradient lies within 48 of 64 steps, up to the segment's edge: a longer "),
-        (1, 1, "80 % of the gradient lies within 1 of 1 steps, up to the segment's edge: a longer "),
+        (48, 64, "80 % of the gradient lies within 48 of 64 steps, up to the segment edge; try a longer "),
+        (1, 1, "80 % of the gradient lies within 1 of 1 steps, up to the segment edge; try a longer "),
         (0, 64, ""),
     ],
 )

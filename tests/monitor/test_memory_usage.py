@@ -1,4 +1,4 @@
-"""Bytes held are counted where they lie, and the alarm is raised by a leak and by nothing else."""
+"""Bytes held per device, and an alarm for leaks only."""
 
 import subprocess
 import sys
@@ -152,7 +152,7 @@ def test_leak_raises_one_alarm():
     for word in (
         "process memory grows",
         "MiB at step 50,000",
-        "MiB a million steps",
+        "MiB per million steps",
         "graph that is kept",
         "list",
     ):

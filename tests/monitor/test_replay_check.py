@@ -1,4 +1,4 @@
-"""The check inside a run looks at what was really stored, and stops what is broken."""
+"""The check inside a run uses stored segments, and stops a broken run."""
 
 import json
 
@@ -66,7 +66,7 @@ def test_broken_memory_stops_with_law_and_location(sabotage, law):
 
 
 def in_bfloat16(kind=Small):
-    """A policy that says enough to tell rounding from forgetting."""
+    """A policy with outputs large enough to distinguish rounding from lost states."""
     policy = make_small(kind, seed=3)
     with torch.no_grad():
         for weight in policy.parameters():
@@ -96,7 +96,7 @@ def test_a_broken_memory_in_bfloat16_is_stopped(sabotage, law):
         check_segments(policy, stored(policy))
 
 
-def test_nothing_is_touched():
+def test_replay_check_has_no_side_effects():
     policy = make_small()
     segments = stored(policy)
     steps, live = segments.steps.clone(), policy.store.snapshot().tree
@@ -120,7 +120,7 @@ def test_run_checks_at_its_interval(tmp_path, when, looked):
 
 
 class Forgets(holdfast.Fast):
-    """`fast`, learning from zeros, and loud: a newborn `fast` says too little for float32 to tell."""
+    """`fast` trained from zeros, with large outputs: at initialization they are too small for float32."""
 
     def __init__(self, spec, **options):
         super().__init__(spec, **options)

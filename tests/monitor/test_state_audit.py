@@ -1,4 +1,4 @@
-"""Clears as they are made against those that are due: equal in right lives, different in wrong ones."""
+"""Resets against episode starts: equal in correct policies, different in broken ones."""
 
 import copy
 
@@ -31,7 +31,7 @@ from holdfast.worlds.gym import GymWorld
 
 
 def watch(policy, world, rollouts=3, segments=2):
-    """Live some rollouts; return what was counted in each, what was told in all, and the counter."""
+    """Collect some rollouts; return the metrics of each, all alarms, and the audit."""
     resets, told = ResetAudit(policy, world.agents), []
     heard = Overheard(world, told.append)
     collector = Collector(heard, policy, length=segments * T, horizon=T, seed=0, on_step=resets.on_step)
@@ -48,7 +48,7 @@ def pairs(found):
 
 
 def by_hand(told, rollouts=3, segments=2, trials=False):
-    """How many starts were given to the policy in each rollout."""
+    """Number of episode starts that the policy gets in each rollout."""
     length = segments * T
     starts = [step.first | step.trial if trials else step.first for step in told]
     return [int(torch.stack(starts[k * length : (k + 1) * length]).sum()) for k in range(rollouts)]
@@ -123,7 +123,7 @@ def test_resets_count_in_the_rollout_whose_step_they_are_due_in():
 
 
 def watch_unguarded(world, steps=6):
-    """Live in a world whose flags nobody looks at."""
+    """Collect in a world whose flags are not checked."""
     policy = make_reader()
     policy.bind(world.spec)
     policy.store.allocate({0: world.agents})
@@ -267,7 +267,7 @@ def test_slices_are_refused():
 
 
 def ages(told, length):
-    """Count by hand: a clear begins anew, a step that is read makes it one older."""
+    """Count ages by hand: a clear sets 0, a step that is read adds one."""
     age = torch.zeros_like(told[0].reward, dtype=torch.long)
     for step in told[:length]:
         age = torch.where(step.first, 0, age) + step.valid
@@ -291,7 +291,7 @@ def test_age_without_resets():
 
 
 class Overwrites:
-    """A world that tells every step in the same tensors."""
+    """A world that returns every step in the same tensors."""
 
     def __init__(self, world):
         self.world, self.agents, self.spec = world, world.agents, world.spec

@@ -1,4 +1,4 @@
-"""How large, how old and how near its bounds a memory is."""
+"""State norm, state age and saturation."""
 
 import pytest
 import torch
@@ -66,12 +66,12 @@ def test_a_gru_is_saturated_where_it_is_near_one():
     assert saturation(cell, state(cell, h=[0.96, 0.98, -0.98, -0.96, 0.0, 0.0, 0.0, 0.0])) == 2 / 8
 
 
-def test_what_has_no_bounds_is_not_saturated():
+def test_unbounded_state_has_no_saturation():
     for cell in (MinLSTM(3, 4), NoMemory(3, 4)):
         assert saturation(cell, cell.initial(2)) is None
 
 
-def test_in_a_bundle_every_unit_counts_that_has_bounds():
+def test_multi_cell_saturation_counts_bounded_units():
     bundle = MultiCell({"a": LSTM(3, 4), "b": MinLSTM(2, 5), "c": MultiCell({"d": GRU(2, 1)})})
     states = bundle.initial(2)
     states["a.c"][0, 0, :3] = 7.0
@@ -80,7 +80,7 @@ def test_in_a_bundle_every_unit_counts_that_has_bounds():
     assert saturation(bundle, states) == pytest.approx(4 / 10)
 
 
-def test_a_cell_of_ones_own_needs_to_say_nothing_of_bounds():
+def test_custom_cell_without_bounded_state_has_no_saturation():
     class Mine(NoMemory.__base__):
         def initial(self, batch):
             return TensorDict({"sum": torch.full((batch, 3), 9.0)}, batch_size=[batch])

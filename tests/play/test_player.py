@@ -194,8 +194,8 @@ def test_load_of_a_user_policy_needs_its_module(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        (None, "is no folder; give runs/NAME, one of its checkpoints, or hub:owner/name"),
-        ({}, "has no config.json, so it is no run and no checkpoint"),
+        (None, "is not a folder; give runs/NAME, one of its checkpoints, or hub:owner/name"),
+        ({}, "has no config.json, so it is neither a run nor a checkpoint"),
         ({"model.safetensors": b"", "config.json": b"{}"}, "does not hold the weights of this policy"),
         ({"model.safetensors": b""}, "config.json"),
         ({"model.safetensors": b"", "config.json": b"\xff"}, "config.json"),
@@ -238,7 +238,7 @@ def test_tied_weights_are_saved_by_each_name(run, tmp_path):
 
 
 def test_unknown_download_option_raises(tmp_path):
-    with pytest.raises(ConfigError, match="has no option revison=; there is revision, cache_dir"):
+    with pytest.raises(ConfigError, match="has no option revison=; choose from revision, cache_dir"):
         holdfast.Player.from_pretrained(tmp_path, revison="main")
 
 

@@ -43,7 +43,7 @@ def test_truncated_file_raises(tmp_path_factory, share):
     write_memory(MEMORY, file)
     data = file.read_bytes()
     file.write_bytes(data[: int(share * len(data))])
-    with pytest.raises(ContractError, match="damaged, or no saved memory"):
+    with pytest.raises(ContractError, match="damaged, or not a saved memory"):
         read_memory(file)
 
 
@@ -57,14 +57,14 @@ def test_pickle_is_rejected_and_not_executed(tmp_path, monkeypatch):
     (tmp_path / "a").write_bytes(pickle.dumps(Payload()))
     torch.save({"h": Payload()}, tmp_path / "b")
     for name in "ab":
-        with pytest.raises(ContractError, match="damaged, or no saved memory"):
+        with pytest.raises(ContractError, match="damaged, or not a saved memory"):
             read_memory(tmp_path / name)
     assert not (tmp_path / "executed").exists()
 
 
 def test_other_files_and_formats_raise(tmp_path):
     save_file({"h": torch.zeros(1)}, tmp_path / "weights")
-    with pytest.raises(ContractError, match="is no saved memory"):
+    with pytest.raises(ContractError, match="is not a saved memory"):
         read_memory(tmp_path / "weights")
     save_file({"h": torch.zeros(1)}, tmp_path / "new", {"kind": "holdfast live memories", "format": "9"})
     with pytest.raises(ContractError, match="has the format 9; this version of Holdfast reads 1"):

@@ -28,7 +28,7 @@ def test_initial_weights_depend_on_the_seed_alone():
     ("name", "message"),
     [
         ("fats", "did you mean fast"),
-        ("transformer", "there is example, fast"),
+        ("transformer", "choose from example, fast"),
         ("no_such_package:Policy", "no_such_package"),
         ("helpers.small_policy:NoSuchClass", "has no class"),
         ("helpers.small_policy:OnlySpec", "not a subclass"),

@@ -21,12 +21,12 @@ from holdfast.report.check_page import (
     IN_WORDS,
     PANELS,
     WRONG,
+    agent_with_most_leaks,
     check_page,
     leaks,
     missing,
     reach_picture,
     reach_png,
-    telling_agent,
 )
 
 EMPTY = {"meta", "img", "br"}
@@ -211,11 +211,11 @@ def test_missing_is_empty_without_memory_or_measurement():
 
 
 def test_telling_agent_orders_by_leaks_missing_and_starts():
-    assert telling_agent(make_reach()) == 2
-    assert telling_agent(changed("replay", (0, 1, 2), 0.0)) == 1
+    assert agent_with_most_leaks(make_reach()) == 2
+    assert agent_with_most_leaks(changed("replay", (0, 1, 2), 0.0)) == 1
     reach = changed("replay", (0, 1, 2), 0.0)
     reach.gradient[5, 0, 6] = 1.0
-    assert telling_agent(reach) == 0
+    assert agent_with_most_leaks(reach) == 0
 
 
 def test_titles_count_leaks_and_missing_changes():

@@ -26,6 +26,7 @@ def test_number_and_bound_format():
     assert (number(0.0), number(1.23e-7), number(float("nan"))) == ("0", "1.2e-07", "nan")
     assert bound(Measurement("x", 0.0, 0.0, "more than")) == "> 0"
     assert bound(Measurement("x", 0.0, 1e-5)) == "≤ 1e-05"
+    assert bound(Measurement("x", 0.0, 0.0)) == "= 0"
     lost = Measurement("x", 0.0, 0.0, "more than", "agent 0 carries nothing")
     assert split_finding(lost) == ("agent 0 carries nothing", "0, must be more than 0")
 

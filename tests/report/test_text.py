@@ -17,15 +17,15 @@ from holdfast.report.text import (
     BARS,
     MAX_POINTS,
     RunningMeans,
-    bests,
-    bytes_in_words,
+    best_returns_line,
     clock,
     config_difference,
+    format_bytes,
     format_value,
-    lead_line,
     lookup,
+    margin_line,
     short_number,
-    spark,
+    sparkline,
     title_of,
 )
 from holdfast.worlds import make_world
@@ -74,7 +74,7 @@ def test_short_number_is_close_and_short(number, digits):
     ],
 )
 def test_bytes_have_a_binary_unit(count, text):
-    assert bytes_in_words(count) == text
+    assert format_bytes(count) == text
 
 
 @pytest.mark.parametrize(
@@ -85,14 +85,14 @@ def test_clock_formats(seconds, text):
 
 
 def test_spark_of_a_rising_curve():
-    assert spark(range(8), 8) == BARS
-    assert spark([5.0, 5.0], 8) == "▁▁"
-    assert spark([], 8) == spark([1.0], 0) == ""
+    assert sparkline(range(8), 8) == BARS
+    assert sparkline([5.0, 5.0], 8) == "▁▁"
+    assert sparkline([], 8) == sparkline([1.0], 0) == ""
 
 
 @given(points=st.lists(NUMBERS, min_size=1), width=st.integers(1, 80))
 def test_spark_fills_its_width(points, width):
-    drawn = spark(points, width)
+    drawn = sparkline(points, width)
     assert len(drawn) == min(width, len(points))
     assert set(drawn) <= set(BARS)
 
@@ -122,13 +122,15 @@ def test_running_means_cover_the_run_in_bounded_memory(count):
 )
 def test_lead_line_is_significant_if_the_interval_excludes_zero(low, high, verdict):
     mean = (low + high) / 2
-    line = lead_line(Score(mean, (low, high), mean, (low, high)))
+    line = margin_line(Score(mean, (low, high), mean, (low, high)))
     assert line == f"difference {mean:+.3f}, 95 % interval {low:+.3f} to {high:+.3f}: {verdict}"
 
 
 def test_best_returns_of_a_world():
-    assert bests(make_world("recall", agents=4).spec) == ("best possible return 1.000 · without memory 0.250")
-    assert bests(make_world("arena", agents=24).spec) == ""
+    assert best_returns_line(make_world("recall", agents=4).spec) == (
+        "best possible return 1.000 · without memory 0.250"
+    )
+    assert best_returns_line(make_world("arena", agents=24).spec) == ""
 
 
 RECIPE = find_recipe("recall")

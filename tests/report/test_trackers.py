@@ -204,6 +204,12 @@ def test_folder_named_like_a_package_does_not_count(tmp_path, monkeypatch):
         require_trackers(wandb="online")
 
 
+@pytest.mark.parametrize(("name", "write"), [("wandb", "wandb=offline"), ("trackio", "trackio=on")])
+def test_builtin_tracker_has_its_own_key(name, write):
+    with pytest.raises(ConfigError, match=rf"^tracker={name} is built in; write {write}\.$"):
+        require_trackers(tracker=name)
+
+
 def test_tracker_that_fails_to_open_is_a_one_line_error(tmp_path):
     (tmp_path / "tensorboard").write_text("a file where a folder must be")
     children = children_of(os.getpid())
@@ -400,5 +406,5 @@ def test_tracker_that_does_not_open_has_no_empty_first_line(tmp_path):
     process = run_process(tmp_path, tracker="missing")
     assert process.returncode == 1
     assert process.stdout.startswith(
-        "ConfigError: There is no tracker 'missing'; there is tensorboard, trackio, wandb."
+        "ConfigError: There is no tracker 'missing'; choose from tensorboard, trackio, wandb."
     )

@@ -1,4 +1,4 @@
-"""Who is answered when does not matter: every agent lives as if all were answered at once."""
+"""Asynchronous collection: the order of groups does not change any agent's steps."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ LENGTH, HORIZON = 16, 8
 
 
 def lived(world, *, lead=0, rollouts=3, clear_on="episode"):
-    """Live some rollouts, and tell all that was stored, counted and remembered."""
+    """Collect some rollouts; return stored segments, statistics and states."""
     policy = make_policy("fast", world, seed=0, hidden_size=16, clear_on=clear_on).double()
     resets = ResetAudit(policy, world.agents)
     collector = Collector(
@@ -172,7 +172,7 @@ def test_as_slice_of_consecutive_rows():
 
 
 class Twice(Turning):
-    """Gives somebody's turn twice."""
+    """Returns a group twice."""
 
     def recv(self):
         turn = super().recv()
@@ -196,5 +196,5 @@ class Late(Turning):
 
 
 def test_async_steps_are_checked():
-    with pytest.raises(ContractError, match="acts on after its episode has ended"):
+    with pytest.raises(ContractError, match="acts after its episode ended"):
         lived(Late("recall", 6, chance=4))

@@ -21,14 +21,14 @@ A, T = 4, 5
 
 
 def live(policy, world, length=2 * T, seed=0, rollouts=1):
-    """Collect some rollouts; what was lived is copied, for the next rollout overwrites it."""
+    """Collect some rollouts; segments are copied, because the next rollout overwrites them."""
     collector = Collector(world, policy, length=length, horizon=T, seed=seed)
     return collector, [copy.deepcopy(collector.rollout(version)) for version in range(rollouts)]
 
 
 @torch.no_grad()
 def by_hand(policy, world, steps):
-    """Live the script step by step with `unroll` alone; return thoughts, and states before each step."""
+    """Run the script step by step with `unroll` alone; return outputs, and states before each step."""
     world = copy.copy(world)
     state, thoughts, states = policy.lstm.cell.initial(world.agents), [], []
     step = world.reset()
@@ -77,7 +77,7 @@ def test_tail_is_the_step_after_the_row():
 
 
 def worth_by_hand(life, t):
-    """What step t of one agent's life is worth to the step before it: look for who acts next."""
+    """The bootstrap value of one agent's step t for the step before it: that of its next valid step."""
     while t < len(life["valid"]) and not life["valid"][t]:
         t += 1
         if life["dones"][t]:
@@ -246,7 +246,7 @@ def test_world_that_never_truncates_needs_no_last_obs():
 
 
 class Silent(Scripted):
-    """Never tells what was last seen."""
+    """Never returns last_obs."""
 
     def say(self):
         return dataclasses.replace(super().say(), last_obs=None)

@@ -61,7 +61,7 @@ def test_no_row_comes_twice_in_a_minibatch(B, seed, epoch, part, count, alike):
     assert index.max() < B
 
 
-def test_the_same_seed_draws_the_same_and_everything_else_something_else():
+def test_minibatches_depend_on_seed_and_epoch():
     def seen(**other):
         return draw(1000, 8, 3, **other)[0]
 

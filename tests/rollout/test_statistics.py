@@ -66,7 +66,7 @@ def test_invalid_steps_do_not_count_in_episode_length():
     assert collector.episodes.pop()["charts/episodic_length"] == 3
 
 
-def test_recall_pays_its_returns_into_the_statistics():
+def test_episode_statistics_on_recall():
     world = make_world("recall", agents=6, delay=(0, 3))
     collector, segments = collect(make_policy("fast", world, seed=0, hidden_size=8, num_layers=1), world, length=8 * T)
     metrics = collector.episodes.pop()

@@ -139,7 +139,7 @@ def test_learning_rate_and_entropy_coefficient_decay_linearly(mixed):
     assert bonus == pytest.approx([0.02 - 0.02 * i / 20 for i in range(20)])
 
 
-def test_the_weights_in_the_folder_think_what_the_trained_policy_thinks(mixed):
+def test_saved_weights_give_the_trained_policys_outputs(mixed):
     config = Config.model_validate_json((mixed.folder / "config.json").read_text())
     world = build_world(config, torch.device("cpu"), agents=5, seed=1)
     fresh = build_policy(config, world, torch.device("cpu"))
@@ -309,7 +309,7 @@ def to_args(keys):
         for agent in POLICIES
     ],
 )
-def test_original_command_line_trains(tmp_path, form, agent):
+def test_tools_train_script_trains(tmp_path, form, agent):
     args = [
         f"{form}={agent}",
         f"run=test_{agent}",
@@ -341,7 +341,7 @@ def test_original_command_line_trains(tmp_path, form, agent):
     load_weights(policy, folder / "checkpoints" / "latest" / "model.safetensors")
 
 
-def test_original_command_line_is_executable():
+def test_tools_train_script_is_executable():
     tool = ROOT / "tools" / "train.py"
     assert os.access(tool, os.X_OK)
     assert tool.read_text().startswith("#!/usr/bin/env python")

@@ -1,4 +1,4 @@
-"""Traps that spoil what agents remember: each a way to set it in our own code, and a measure that feels it.
+"""Traps in hidden states: each a way to put the bug into our own code, and a measurement that detects it.
 
 A measure looks at the library as it is and says how much is wrong, 0 where nothing is. A trap is what
 somebody could write in its place, set while a `with` lasts.
@@ -52,7 +52,7 @@ def short_run(**keys):
 # 1 and 2 and 3: what a run does to memories at the edges of rollouts, and in updates.
 
 
-def share_of_agents_that_begin_a_rollout_with_nothing():
+def share_of_agents_with_zero_state_at_rollout_start():
     """In a run, among all agents at all rollouts but the first."""
     empty, rollout = [], Collector.rollout
 
@@ -104,7 +104,7 @@ def no_resets_in_training():
 
 
 class SaysFarewell(Counting):
-    """The last observation of its episodes is what it is told to show."""
+    """An environment whose final observations can be set."""
 
     farewell = 0.0
 
@@ -116,7 +116,7 @@ class SaysFarewell(Counting):
 
 
 def values_behind(farewell):
-    """Live episodes of three steps where they restart in the next call, and take out the farewells."""
+    """Run episodes of three steps with next-step autoreset; return values without the final observations."""
     make = type("Says", (SaysFarewell,), {"farewell": farewell})
     world = GymWorld(1, env=make, autoreset="next_step")
     collector = Collector(world, make_small(spec=world.spec).double(), length=16, horizon=16, seed=0)
@@ -125,7 +125,7 @@ def values_behind(farewell):
     return values.unflatten(0, (4, 4))[:, :3]
 
 
-def how_far_the_next_episode_feels_the_last_observation():
+def effect_of_final_obs_on_the_next_episode():
     return float((values_behind(0.0) - values_behind(1.0)).abs().max())
 
 
@@ -215,7 +215,7 @@ def lived_in_one_slice(steps=6):
 
 
 def difference_when_slices_change():
-    """Four agents live together, then the last two are served alone: 0 if that is refused."""
+    """Four agents act as a batch, then the last two in their own slice: 0 if that is an error."""
     policy, right = make_reader().double(), lived_in_one_slice()
     for t in range(5):
         said(policy, seen_at(t))
@@ -226,7 +226,7 @@ def difference_when_slices_change():
     return float((late - right[5, 2:]).abs().max())
 
 
-def misfits_taken_without_a_word():
+def mismatches_accepted():
     """A state of another size, another precision and another device, for agents who have one."""
     store, cell = (policy := make_reader()).store, policy.lstm.cell
     store.write(0, store.read(0, 4))
@@ -252,7 +252,7 @@ def one_memory_for_all_in_play():
     return mock.patch.object(recurrent_policy, "slice_start", return_value=0)
 
 
-def difference_when_nobody_says_whose_turn_it_is():
+def difference_without_env_id():
     """Two slices served in turn by batches without an id: 0 if they are refused."""
     policy, right, found = make_reader().double(), lived_in_one_slice(), []
     try:
@@ -274,7 +274,7 @@ def slice_zero_by_default():
 # 18: which flags clear.
 
 
-def difference_behind_an_end_told_by_one_flag():
+def difference_with_one_flag():
     """An episode behind an end that `dones` alone tells, or `truncateds` alone, against one that is new."""
     worst = 0.0
     for flag in ("dones", "truncateds"):

@@ -1,4 +1,4 @@
-"""The museum shows every trap as it is tested."""
+"""The museum page agrees with the trap catalogue."""
 
 import ast
 
@@ -17,7 +17,7 @@ def test_all_eighteen_traps_are_there_in_order():
 
 
 @pytest.mark.parametrize("trap", TRAPS, ids=lambda trap: trap.name)
-def test_a_trap_has_the_test_that_bears_its_name(trap):
+def test_every_trap_has_a_test(trap):
     assert f"only_the_trap_fails({trap.number})" in TESTS[trap.test]
 
 
@@ -26,18 +26,18 @@ def test_every_test_of_a_trap_is_in_the_list():
 
 
 @pytest.mark.parametrize("trap", TRAPS, ids=lambda trap: trap.name)
-def test_the_page_says_what_the_list_says(trap):
+def test_museum_page_matches_the_trap_catalogue(trap):
     section = section_of(trap)
     title, _, rest = section.partition("\n")
     assert title.lower() == f"{trap.number}. {trap.name.lower()}"
     assert rest.strip().splitlines()[0] == trap.story
-    limit, source = f"may be {trap.bound:g}: {trap.size}", f"seen in: {trap.reported_in}"
+    limit, source = f"(bound {trap.bound:g}): {trap.size}", f"seen in: {trap.reported_in}"
     for told in (f"caught by: {trap.caught}", limit, source):
         assert f"{told}\n" in f"{rest}\n"
     assert f"test: `tests/traps/test_traps.py::{trap.test}`\n" in rest
 
 
-def test_the_page_shows_nothing_else():
+def test_museum_page_has_no_other_traps():
     _, _, section = (ROOT / "docs" / "museum" / "index.md").read_text().partition(f"\n{HEADING}\n")
     assert section.count("\n### ") == len(TRAPS)
     assert section.strip().startswith(f"{len(TRAPS)} bugs")

@@ -1,4 +1,4 @@
-"""Each trap, set in our own code, fails the measure that the library passes without it."""
+"""Each trap, set in our own code, fails the measurement that the library passes without it."""
 
 import pytest
 import torch
@@ -84,7 +84,7 @@ def test_trap_12_zero_grad_against_accumulation():
     only_the_trap_fails(12)
 
 
-def test_trap_13_uint8_normalisation():
+def test_trap_13_uint8_normalization():
     only_the_trap_fails(13)
 
 

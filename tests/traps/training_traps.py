@@ -1,4 +1,4 @@
-"""Traps that spoil what is stored, learnt and saved: ways to set them in our own code, and their measures.
+"""Traps in the buffer, the update and saved files: ways to put the bug into our own code, and their measurements.
 
 As in `of_memory`: a measure says how much is wrong in the library as it is, a trap is set by a `with`.
 """
@@ -31,7 +31,7 @@ T = 5
 
 
 def remembered_numbers_in_saved_weights():
-    """How many numbers of live memories leave with a policy that is saved, pickled or copied."""
+    """Count hidden-state values in a policy that is saved, pickled or copied."""
     policy, newborn, world = make_reader(), make_reader(), Scripted(6, T + 1)
     newborn.bind(world.spec)
     Collector(world, policy, length=T, horizon=T, seed=0).rollout(0)
@@ -53,7 +53,7 @@ def state_pickled_with_weights():
 
 
 def share_of_steps_lost():
-    """Of all steps lived, those in no row of consecutive steps of one agent when learning begins."""
+    """Share of collected steps in no row of consecutive steps of one agent when the update starts."""
     world = Scripted(6, 2 * T + 1)
     collector = Collector(world, make_reader(), length=2 * T, horizon=T, seed=0)
     numbers = collector.rollout(0).steps["env_obs"].squeeze(-1)
@@ -82,7 +82,7 @@ def rows_overwritten():
 
 
 def lived_for_learning(policy):
-    """Eight rows of a scripted life, with rewards small enough to learn from."""
+    """Eight rows of a scripted world, with small rewards."""
     collector = Collector(Scripted(4, 2 * T + 1), policy, length=2 * T, horizon=T, seed=0)
     segments = collector.rollout(0)
     for part in (segments.steps, segments.tail):
@@ -90,7 +90,7 @@ def lived_for_learning(policy):
     return segments
 
 
-def learnt(**knobs):
+def learned(**knobs):
     """Update on all eight rows at once; return the policy and the segments."""
     policy = make_reader().double()
     segments = lived_for_learning(policy)
@@ -102,11 +102,11 @@ def learnt(**knobs):
 
 def error_of_refreshed_values_and_ratios():
     """What the buffer holds after two epochs, against what weights after one say of it."""
-    once, segments = learnt(update_epochs=1)
+    once, segments = learned(update_epochs=1)
     with torch.no_grad():
         said = replay(once, segments)
     ratio = (said["act_log_prob"] - segments.steps["act_log_prob"]).exp()
-    _, after = learnt(update_epochs=2)
+    _, after = learned(update_epochs=2)
     errors = after.steps["values_now"] - said["values"], after.steps["ratio"] - ratio
     return max(float(error.abs().max()) for error in errors)
 
@@ -124,7 +124,7 @@ def update_on_a_copy():
 def error_of_accumulated_gradients():
     """How far a minibatch's gradient in four pieces is from that of the whole, relative to its length."""
     whole, pieces = (
-        torch.cat([weight.grad.flatten() for weight in learnt(accumulate=count)[0].parameters()]) for count in (1, 4)
+        torch.cat([weight.grad.flatten() for weight in learned(accumulate=count)[0].parameters()]) for count in (1, 4)
     )
     return float((pieces - whole).norm() / whole.norm())
 
@@ -144,7 +144,7 @@ def zero_grad_before_every_backward():
 
 
 @torch.no_grad()
-def error_of_normalised_values():
+def error_of_normalized_values():
     """How far what encoders read is from value / size, over all bytes, where the size is 10."""
     features, values = (Feature("a", 1.0), Feature("b", 10.0)), torch.arange(256)
     obs = torch.stack([torch.full((256,), 0x55), torch.ones(256), values], -1).to(torch.uint8)[:, None]
@@ -155,7 +155,7 @@ def error_of_normalised_values():
 
 
 @contextmanager
-def normalised_in_bytes():
+def normalized_in_bytes():
     """Divides, and writes the quotient to where the value stood: into a byte."""
     with ExitStack() as stack:
         for kind in (TokenEmbedding, TokensToBox):
@@ -196,7 +196,7 @@ def index_formula():
 # 15: time and batch in the advantage.
 
 
-def how_far_advantages_feel_the_rewards_of_others():
+def effect_of_other_rewards_on_advantages():
     """As many rows as steps, so that nothing fails to fit when they are mistaken for each other."""
     none, numbers = torch.zeros(T, T, dtype=torch.bool), torch.linspace(-1, 1, T * T).unflatten(0, (T, T))
     flags = {"valid": ~none, "next_terminated": none, "next_truncated": none}

@@ -1,4 +1,4 @@
-"""The traps as docs/museum/index.md tells them."""
+"""The traps in docs/museum/index.md."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ HEADING = "## Traps of a trainer"
 
 
 def section_of(trap):
-    """Cut out what the page says of one trap."""
+    """Return the section of one trap."""
     _, found, told = (ROOT / "docs" / "museum" / "index.md").read_text().partition(f"\n{HEADING}\n")
     assert found, "make museum ARGS=traps"
     (section,) = [part for part in told.split("\n### ")[1:] if part.startswith(f"{trap.number}. ")]
@@ -16,5 +16,5 @@ def section_of(trap):
 
 
 def size_on_the_page(trap):
-    """Read how large the page says that the trap is."""
-    return float(re.search(r"- measured: (\S+),", section_of(trap))[1])
+    """Return the measured size of a trap on the page."""
+    return float(re.search(r"- measured: (\S+) ", section_of(trap))[1])

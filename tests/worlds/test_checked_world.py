@@ -11,11 +11,12 @@ from tensordict import TensorDict
 
 from helpers.play_world import anything, live
 from helpers.scripted_world import random_script
+from holdfast.config.worlds import WORLD_CONFIGS
 from holdfast.errors import ContractError
 from holdfast.evaluation.evaluate import evaluate
 from holdfast.policies import make_policy
 from holdfast.rollout import Collector
-from holdfast.worlds import WORLDS, Step, WorldSpec, make_world
+from holdfast.worlds import Step, WorldSpec, make_world
 from holdfast.worlds.checked_world import CheckedWorld, checked, raise_violations
 
 A, END = 3, 4
@@ -97,7 +98,7 @@ def test_checked_world_passes_steps_through():
     world.raise_violations()
 
 
-@pytest.mark.parametrize("name", WORLDS)
+@pytest.mark.parametrize("name", WORLD_CONFIGS)
 def test_builtin_worlds_keep_the_contract(name):
     world = make_world(name, agents=24)
     live(CheckedWorld(world), 150, anything(world))
@@ -125,18 +126,18 @@ ROWS = {
         lambda step: replace(step, last_obs=step.obs.clone().set("number", row(1, NAN, step.obs["number"]))),
         "agent 1 was truncated, and its last_obs",
     ),
-    "first is missing": (4, lambda step: replace(step, first=row(2, False, step.first)), "agent 2 acts on"),
+    "first is missing": (4, lambda step: replace(step, first=row(2, False, step.first)), "agent 2 acts after"),
     "ends are missing": (
         4,
         lambda step: replace(step, truncated=row(0, False, step.truncated)),
-        "agent 0 begins an episode",
+        "agent 0 starts an episode",
     ),
     "over twice": (
         5,
         lambda step: replace(step, terminated=row(2, True, step.terminated), valid=row(2, False, step.valid)),
-        "agent 2 ends .* a second time",
+        "agent 2 ends .* twice",
     ),
-    "first too early": (2, lambda step: replace(step, first=row(1, True, step.first)), "agent 1 begins an"),
+    "first too early": (2, lambda step: replace(step, first=row(1, True, step.first)), "agent 1 starts an"),
 }
 
 
@@ -262,7 +263,7 @@ class Latecomers(Honest):
         return replace(step, valid=step.valid & ~absent, first=step.first | late)
 
 
-def test_who_is_away_at_first_may_begin_later():
+def test_agent_invalid_at_reset_may_join_later():
     live(CheckedWorld(Latecomers()), 12, lambda obs, first: torch.zeros(A, dtype=torch.long))
 
 

@@ -125,7 +125,7 @@ def test_family_errors_say_what_to_type(dice, monkeypatch):
         "dice": "write dice:COLOUR",
         "dice:": "write dice:COLOUR",
         "dise:red": "did you mean dice:red",
-        "qqq": "there is recall, .*dice:COLOUR",
+        "qqq": "choose from recall, .*dice:COLOUR",
     }.items():
         with pytest.raises(ConfigError, match=message):
             world_config_class(name)

@@ -1,4 +1,4 @@
-"""Mixture: several worlds at once, seen through one spec."""
+"""Mixture: several worlds at once, with one spec."""
 
 from dataclasses import replace
 from itertools import pairwise

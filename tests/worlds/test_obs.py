@@ -101,10 +101,10 @@ def test_mask_invalid_keeps_bytes_and_resets_integers():
 @pytest.mark.parametrize(
     ("actions", "wanted", "message"),
     [
-        (torch.zeros(3), BOX, r"are \(3,\) .* needs fractions \(3, 2\) for Box"),
-        (torch.zeros(3, 2, dtype=torch.long), BOX, "torch.int64; .* needs fractions"),
+        (torch.zeros(3), BOX, r"are \(3,\) .* needs floats \(3, 2\) for Box"),
+        (torch.zeros(3, 2, dtype=torch.long), BOX, "torch.int64; .* needs floats"),
         (torch.tensor([[0, 0], [0, torch.nan], [0, 0]]), BOX, "agent 1 took action .*nan.*must be finite"),
-        (torch.zeros(3, 2), spaces.MultiDiscrete([2, 3]), r"needs whole numbers \(3, 2\) for Multi"),
+        (torch.zeros(3, 2), spaces.MultiDiscrete([2, 3]), r"needs integers \(3, 2\) for Multi"),
         (torch.tensor([[0, 2], [1, 3], [0, 0]]), spaces.MultiDiscrete([2, 3]), r"agent 1 took .*\[1, 3\]; "),
         (torch.tensor([[0, 2], [-1, 0], [0, 0]]), spaces.MultiDiscrete([2, 3]), r"actions 0 to \[1, 2\]"),
     ],

@@ -95,7 +95,7 @@ def test_parallel_env_by_name_equals_env_by_object():
         ({"env": "helpers.pettingzoo_envs:Visit"}, "pettingzoo_envs has no class Visit. did you mean Visits"),
         (
             {"env": "helpers.pettingzoo_envs:NAMES"},
-            "is no function or class that makes a parallel environment",
+            "is not a function or class that makes a parallel environment",
         ),
         (
             {"env": OneByOne},

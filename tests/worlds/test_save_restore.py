@@ -20,8 +20,9 @@ from test_tensor_world import SHORT, TRUNCATING
 
 from helpers.gym_envs import MODES, TERMINATED, TRUNCATED, Counting, Sampling
 from holdfast import rng
+from holdfast.config.worlds import WORLD_CONFIGS
 from holdfast.errors import ContractError
-from holdfast.worlds import WORLDS, Step, WorldSpec, closing_world, make_world
+from holdfast.worlds import Step, WorldSpec, closing_world, make_world
 from holdfast.worlds.checked_world import CheckedWorld, checked
 from holdfast.worlds.gym import GymWorld, episode_log
 from holdfast.worlds.mixture import Mixture
@@ -105,7 +106,7 @@ def goes_on(make, before, after, seed=0):
     return anew is None and same_steps(whole, rest)
 
 
-@pytest.mark.parametrize("name", sorted(WORLDS))
+@pytest.mark.parametrize("name", sorted(WORLD_CONFIGS))
 @FEW
 @given(st.integers(-9, 9), st.integers(0, 25), st.booleans())
 def test_restore_builtin_worlds(name, seed, before, truncate):
@@ -120,7 +121,7 @@ def test_restore_mixture(seed, before):
     assert goes_on(lambda: checked(make_world("mixture", agents=24, seed=seed, parts=PARTS)), before, 20)
 
 
-@pytest.mark.parametrize("name", sorted(WORLDS))
+@pytest.mark.parametrize("name", sorted(WORLD_CONFIGS))
 def test_restore_into_a_used_world(name):
     one, other = (make_world(name, agents=24, **SHORT[name]) for _ in range(2))
     actions = some_actions(one, 30)
@@ -318,7 +319,7 @@ class Fails(Counting):
 
 
 class Shorter(Counting):
-    """Its episodes are shorter when lived again."""
+    """Its episodes are shorter when replayed."""
 
     lengths = iter(())
 
@@ -348,7 +349,7 @@ def test_replay_detects_an_earlier_end():
 
 
 class Otherwise(Counting):
-    """Its episodes end otherwise when lived again."""
+    """Its episodes end with another flag when replayed."""
 
     ends = iter(())
 
@@ -580,7 +581,7 @@ def test_resume_hides_the_old_episode_of_restarted_agents():
 
 def test_checked_world_restores_its_checks():
     class Forgets(Kept):
-        """Does not tell that the next episode begins."""
+        """Does not set first at the next episode."""
 
         def tell(self, first):
             step = super().tell(first)
@@ -593,7 +594,7 @@ def test_checked_world_restores_its_checks():
         for action in some_actions(one, before):
             pending = one.step(action)
         resume_world(other, save_world(one), pending)
-        with pytest.raises(ContractError, match="step 4: agent 0 acts on after its episode has ended"):
+        with pytest.raises(ContractError, match="step 4: agent 0 acts after its episode ended"):
             lived(other, some_actions(one, 2))
 
 
@@ -943,7 +944,7 @@ def test_cuda_graph_restore_keeps_read_only_tensors_in_place():
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
-@pytest.mark.parametrize("name", sorted(WORLDS))
+@pytest.mark.parametrize("name", sorted(WORLD_CONFIGS))
 @pytest.mark.parametrize("recorded", [False, True])
 def test_restore_with_and_without_cuda_graph(name, recorded):
     one, other = (checked(make_world(name, agents=48, device="cuda", **SHORT[name])) for _ in range(2))

@@ -15,13 +15,13 @@ FEATURES = (Feature("a", 1.0),)
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ({"action_names": ()}, "has no actions; name them"),
+        ({"action_names": ()}, "has no actions; set action_names"),
         ({"action": spaces.Box(-1, 1, (2, 3))}, r"has the shape \(2, 3\); write it flat"),
         ({"action": spaces.Box(-1, 1, ())}, r"has the shape \(\); write it flat"),
         ({"action": spaces.Box(-1, 1, (0,))}, r"has the shape \(0,\); write it flat"),
         ({"action": spaces.MultiDiscrete([[2, 2]])}, r"has the shape \(1, 2\)"),
         ({"action": spaces.MultiDiscrete([2, 2], start=[0, 1])}, "actions count from 0"),
-        ({"action": spaces.Box(0, 9, (2,), np.int64)}, "holds fractions; whole numbers: MultiDiscrete"),
+        ({"action": spaces.Box(0, 9, (2,), np.int64)}, "use MultiDiscrete for integers"),
         ({"action": BOX, "action_names": ("x", "y", "z")}, "There are 3 action_names for the 2 entries"),
         ({"observation": spaces.Box(-1, 1, (3,))}, r"obs_shape is \(2,\), .* write obs_shape=\(3,\)"),
         ({"observation": spaces.Dict({"a": BOX})}, r"write obs_shape=\(\)"),
@@ -50,7 +50,7 @@ def test_observation_space_is_cached():
 @pytest.mark.parametrize(
     ("space", "message"),
     [
-        (spaces.Discrete(3), "go by action_names"),
+        (spaces.Discrete(3), "set action_names"),
         (spaces.MultiBinary(3), "an action space is MultiDiscrete or Box"),
     ],
 )

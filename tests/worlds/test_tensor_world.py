@@ -1,17 +1,16 @@
-"""What all embedded worlds keep: the contract of a step, whatever the world."""
-
-import inspect
+"""The contract of a step, on all built-in worlds."""
 
 import pytest
 import torch
 
 from helpers.oracles import ORACLES
 from helpers.play_world import ALL, FLAGS, anything, live, returns_of, stacked
+from holdfast.config.worlds import WORLD_CONFIGS
 from holdfast.errors import ConfigError, ContractError
-from holdfast.worlds import WORLDS, World, make_world
+from holdfast.worlds import World, make_world
 from holdfast.worlds.obs import check_actions
 
-NAMES = sorted(WORLDS)
+NAMES = sorted(WORLD_CONFIGS)
 # Short episodes, so that few steps show many.
 SHORT = {
     "recall": {"delay": (0, 3)},
@@ -25,7 +24,7 @@ SHORT = {
     "ragged": {"delay": (0, 3), "absent": (0, 4)},
     "constant": {"length": 6},
 }
-TRUNCATING = [name for name in NAMES if "truncate" in inspect.signature(WORLDS[name]).parameters]
+TRUNCATING = [name for name in NAMES if "truncate" in WORLD_CONFIGS[name].model_fields]
 
 
 def make(name, crowds=1, **options):
@@ -39,9 +38,9 @@ def same(a, b, rows=None, names=ALL):
 
 
 def test_every_builtin_world_is_covered():
-    assert set(SHORT) == set(WORLDS)
+    assert set(SHORT) == set(WORLD_CONFIGS)
     assert set(ORACLES) == {name for name in NAMES if make(name).spec.best_return is not None}
-    assert sorted(set(WORLDS) - set(ORACLES)) == ["arena"]
+    assert sorted(set(WORLD_CONFIGS) - set(ORACLES)) == ["arena"]
     assert sorted(set(NAMES) - set(TRUNCATING)) == ["forage", "tmaze"]
 
 
@@ -108,7 +107,7 @@ def test_the_seed_decides_everything(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_reset_begins_anew_wherever_the_world_was(name):
+def test_reset_repeats_the_same_steps(name):
     world = make(name, seed=2)
     once = live(world, 13, anything(world))
     assert same(once, live(world, 13, anything(world)))
@@ -138,7 +137,7 @@ def test_agents_are_independent_of_other_actions(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_step_already_told_does_not_change_later(name):
+def test_returned_steps_are_not_overwritten(name):
     world = make(name)
     act, told, kept = anything(world), [world.reset()], []
     for _ in range(15):
@@ -238,13 +237,13 @@ def test_step_errors(name):
         ("parity", {"lenght": 3}, "no option 'lenght'; did you mean length"),
     ],
 )
-def test_an_impossible_world_is_refused_by_what_to_type(name, options, message):
+def test_invalid_world_option_errors_say_what_to_type(name, options, message):
     with pytest.raises(ConfigError, match=message):
         make_world(name, **{"agents": 24, **options})
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
-@pytest.mark.parametrize("name", WORLDS)
+@pytest.mark.parametrize("name", WORLD_CONFIGS)
 @pytest.mark.parametrize("truncate", [False, True])
 def test_cuda_graph_equals_eager(name, truncate):
     options = {"truncate": True} if truncate else {}

@@ -99,7 +99,7 @@ def test_action_table_join_errors(pair):
 
 @pytest.mark.parametrize("flat", [-1, 19])
 def test_action_table_split_errors(flat):
-    with pytest.raises(ContractError, match=f"{flat} is no action; there are 0 to 18"):
+    with pytest.raises(ContractError, match=f"{flat} is not an action; valid are 0 to 18"):
         ARENA.split(torch.tensor([0, flat]))
 
 

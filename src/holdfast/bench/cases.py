@@ -102,7 +102,7 @@ def draw(case: Case, device: torch.device, seed: int = 0) -> CaseInputs:
 
 
 def _cell(case: Case, seed: int) -> StackedRNN:
-    """Build a cell at initialisation, but with random biases: zeros would hide where they are added."""
+    """Build a cell at initialization, but with random biases: zeros would hide where they are added."""
     with isolated_rng(seed), torch.no_grad():
         cell = make_cell(case.cell, case.hidden, case.hidden, case.layers)
         assert isinstance(cell, StackedRNN), "only LSTM and GRU have a dense call to compare with"

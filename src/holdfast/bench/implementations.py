@@ -22,7 +22,7 @@ from holdfast.memory.cell import matmul_precision
 from holdfast.types import Float, Tensor
 
 OURS = ("holdfast", "triton")
-"""Implementations that must be correct for exit code 0; `blank steps` is as correct as torch's call."""
+"""Implementations that must be correct for exit code 0; `reset slots` is as correct as torch's call."""
 TORCHRL = "torchrl.modules.tensordict_module._rnn_triton"
 MAX_STEPWISE = 256 * 64 * 128
 """Largest size of the step-by-step loop: beyond it takes minutes."""
@@ -77,7 +77,7 @@ Make = Callable[[Case, CaseInputs, Precision], Implementation]
 
 
 def ours(kernel: Kernel, case: Case, inputs: CaseInputs, precision: Precision) -> Implementation:
-    """Our cell with one kernel; torch's needs blank steps at resets, which the host has to count."""
+    """Our cell with one kernel; torch's needs reset slots, which the host counts."""
     dtype = dtype_of(precision)
     cell, state = copy.deepcopy(inputs.cell).to(dtype), inputs.state.to(dtype)
     use_kernel(cell, kernel)
@@ -139,13 +139,13 @@ IMPLEMENTATIONS: dict[str, Make] = {
     "holdfast": partial(ours, "auto"),
     "triton": partial(ours, "triton"),
     "dense": dense,
-    "blank steps": partial(ours, "torch"),
+    "reset slots": partial(ours, "torch"),
     "torchrl": torchrl,
     "step by step": step_by_step,
 }
 ON_GPU_ONLY = {
     "triton": "its kernels run on a GPU.",
-    "blank steps": "on a CPU it is the same as holdfast.",
+    "reset slots": "on a CPU it is the same as holdfast.",
     "torchrl": "its kernel runs on a GPU.",
 }
 """Implementations that are not measured on a CPU, and why."""

@@ -62,7 +62,7 @@ class ImplementationResult:
         """Return all figures as JSON; non-finite numbers become strings."""
         low, high = self.times.spread
         return {
-            "rival": self.name,
+            "implementation": self.name,
             "precision": self.precision,
             "clears": self.clears,
             "timed": self.how,
@@ -82,7 +82,7 @@ class ImplementationResult:
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class Skipped:
     """An implementation that could not be measured, and why, in one line."""
 
     name: str
@@ -100,19 +100,19 @@ class CaseResult:
 
     case: Case
     measured: Sequence[ImplementationResult]
-    left_out: Sequence[LeftOut]
+    skipped: Sequence[Skipped]
 
     @property
     def good(self) -> bool:
         """Whether all of ours ran and were right."""
-        ran = not any(skipped.name in OURS for skipped in self.left_out)
+        ran = not any(skipped.name in OURS for skipped in self.skipped)
         return ran and all(result.right for result in self.measured if result.name in OURS)
 
     def as_json(self) -> dict[str, Any]:
         """Return all results as JSON."""
-        skipped = [{"rival": s.name, "precision": s.precision, "why": s.why} for s in self.left_out]
+        skipped = [{"implementation": s.name, "precision": s.precision, "why": s.why} for s in self.skipped]
         results = [result.as_json() for result in self.measured]
-        return {**vars(self.case), "results": results, "left_out": skipped}
+        return {**vars(self.case), "results": results, "skipped": skipped}
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def measure(bench: Bench, case: Case) -> CaseResult:
     inputs = draw(case, bench.device)
     truths = {clears: reference_outputs(inputs, clears=clears) for clears in (True, False)}
     runs: dict[tuple[str, Precision], TimedCall] = {}
-    results, left_out = [], []
+    results, skipped = [], []
     for name, precision in bench.combinations():
         bench.log(f"{case}: {name} {precision}")
         try:
@@ -148,7 +148,7 @@ def measure(bench: Bench, case: Case) -> CaseResult:
             results.append(result)
         except Exception as error:
             message = str(error).strip() or type(error).__name__
-            left_out.append(LeftOut(name, precision, message.splitlines()[0]))
+            skipped.append(Skipped(name, precision, message.splitlines()[0]))
     del truths
     bench.log(f"{case}: {bench.rounds} rounds of {len(runs)}")
     times = interleaved(runs, bench.device, bench.rounds)
@@ -157,7 +157,7 @@ def measure(bench: Bench, case: Case) -> CaseResult:
     gc.collect()
     if bench.device.type == "cuda":
         torch.cuda.empty_cache()
-    return CaseResult(case, [_with_times(result, results, times, bench) for result in results], left_out)
+    return CaseResult(case, [_with_times(result, results, times, bench) for result in results], skipped)
 
 
 def _prepare_and_check(

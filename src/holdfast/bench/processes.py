@@ -54,11 +54,11 @@ def combined(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     for run in runs:
         for case in run["cases"]:
             for result in case["results"]:
-                key = (*(case[size] for size in SIZES), result["rival"], result["precision"])
+                key = (*(case[size] for size in SIZES), result["implementation"], result["precision"])
                 by_implementation.setdefault(key, []).append(result)
     return [
         {
-            **dict(zip((*SIZES, "rival", "precision"), key, strict=True)),
+            **dict(zip((*SIZES, "implementation", "precision"), key, strict=True)),
             **_over(results, "ms_median"),
             **_over(results, "of_dense"),
             "right": all(result["right"] for result in results),

@@ -36,7 +36,7 @@ def lines_of(outcome: CaseResult) -> Iterator[str]:
     """Yield a line for each result of a case."""
     for result in outcome.measured:
         cells = _cells(result)
-        words = [cells["rival"], cells["in"], f"{cells['ms']} ms ({cells['timed']})"]
+        words = [cells["implementation"], cells["in"], f"{cells['ms']} ms ({cells['timed']})"]
         words += [f"{cells[name]} {name}" for name in ("of dense", FASTER) if cells[name]]
         words += [f"errors {cells['output']} {cells['gradient']}", f"1e4 {cells['1e4']}"]
         words += [f"first {cells['first']} s", "" if result.right else cells[MARK]]
@@ -62,7 +62,7 @@ def speed_table(outcomes: Sequence[CaseResult], width: int) -> Table:
         columns.pop(FASTER, None)
     table = Table(box=None, padding=(0, GAP, 0, 0))
     for name in columns:
-        left = name in ("case", "rival", "in")
+        left = name in ("case", "implementation", "in")
         table.add_column(name, no_wrap=name not in WRAPPED, justify="left" if left else "right")
     for row in zip(*columns.values(), strict=True):
         table.add_row(*(_coloured(cell) for cell in row))
@@ -85,7 +85,7 @@ def _coloured(cell: str) -> Text:
 def processes_table(rows: Sequence[dict[str, Any]]) -> Table:
     """Return a table of several processes: median, minimum and maximum of their medians."""
     table = Table(box=None, padding=(0, GAP, 0, 0))
-    for name in ("case", "rival", "in", "processes", "ms", "of dense", ""):
+    for name in ("case", "implementation", "in", "processes", "ms", "of dense", ""):
         table.add_column(name, no_wrap=name not in (*WRAPPED, "of dense"))
     for row in rows:
         case = Case(**{size: row[size] for size in SIZES})
@@ -94,7 +94,7 @@ def processes_table(rows: Sequence[dict[str, Any]]) -> Table:
             for name in ("ms_median", "of_dense")
         )
         mark = _coloured("✓" if row["right"] else "✗")
-        table.add_row(str(case), row["rival"], row["precision"], str(row["processes"]), ms, of_dense, mark)
+        table.add_row(str(case), row["implementation"], row["precision"], str(row["processes"]), ms, of_dense, mark)
     return table
 
 
@@ -105,7 +105,7 @@ def _with_range(middle: float, low: float, high: float) -> str:
 def _cells(result: ImplementationResult) -> dict[str, str]:
     """Return the cells of a row by column."""
     return {
-        "rival": result.name,
+        "implementation": result.name,
         "in": result.precision,
         "ms": _with_range(result.times.median, *result.times.spread),
         "timed": result.how,

@@ -96,7 +96,7 @@ def _warm_up(run: TimedCall) -> None:
 
 
 def _require_no_sync(run: TimedCall) -> None:
-    """Run once with synchronisation as an error: a failed capture may corrupt the next one."""
+    """Run once with synchronization as an error: a failed capture may corrupt the next one."""
     torch.cuda.set_sync_debug_mode("error")
     try:
         run()

@@ -25,7 +25,7 @@ RESET_FIXES = {
     "state never reset": _CLEAR,
     "state reset one step late": f"first[t] belongs to obs[t], not to the step after it: {_CLEAR}",
     "state reset one step early": (
-        f"done[t] comes with obs[t], which opens the next episode; do not reset a step before: {_CLEAR}"
+        f"done[t] comes with obs[t], which starts the next episode; do not reset a step before: {_CLEAR}"
     ),
     "state reset on terminated only": _EITHER,
     "state reset on truncated only": _EITHER,
@@ -66,7 +66,7 @@ FIXES = {
     "time and batch axes swapped": "Use transpose(0, 1) between [B,T] and [T,B]; reshape and view regroup numbers.",
     "resets ignored in a batch of one": "Reset for any batch size; do not squeeze or branch on a batch of one.",
     "a batch of one is read differently": "Treat one row like many; do not squeeze the batch axis.",
-    "rows of a batch mix": "Normalise over features, not over the batch: nn.LayerNorm, not nn.BatchNorm.",
+    "rows of a batch mix": "Normalize over features, not over the batch: nn.LayerNorm, not nn.BatchNorm.",
     "state shared between slices": (
         "Keep a state for each slice of environments: states[env_id_start], not one for all."
     ),

@@ -145,36 +145,36 @@ def _maker(world: Make | str, options: dict[str, Any]) -> Make:
     return world
 
 
-def run_world_laws(subject: WorldUnderTest, on_progress: OnProgress = lambda doing: None) -> Laws:
+def run_world_laws(target: WorldUnderTest, on_progress: OnProgress = lambda doing: None) -> Laws:
     """Measure every law of a world."""
     with _one_thread():
         on_progress("making the world")
-        with closing_world(subject.world):
+        with closing_world(target.world):
             on_progress("recording")
-            steps, laws = len(subject.recording.actions), []
+            steps, laws = len(target.recording.actions), []
             for number, name in enumerate(WORLD_LAWS, 1):
                 on_progress(f"measuring {name} ({number} of {len(WORLD_LAWS)}), {steps} steps a recording")
-                laws.append(Law(name, _measure_world(subject, name), diagnosed=False))
-            return Laws(laws, notes=_world_notes(subject, laws), of="a world")
+                laws.append(Law(name, _measure_world(target, name), diagnosed=False))
+            return Laws(laws, notes=_world_notes(target, laws), of="a world")
 
 
-def _measure_world(subject: WorldUnderTest, name: str) -> list[Measurement]:
+def _measure_world(target: WorldUnderTest, name: str) -> list[Measurement]:
     """Measure one law; a world that raises in it breaks it."""
-    if name != "kind" and (subject.recording.unreadable or not subject.recording.steps):
+    if name != "kind" and (target.recording.unreadable or not target.recording.steps):
         return [not_measured("nothing, since kind is broken", "fix kind first")]
     try:
-        return WORLD_LAWS[name](subject)
+        return WORLD_LAWS[name](target)
     except Exception as error:
         return [_raised(name, error)]
 
 
-def _world_notes(subject: WorldUnderTest, laws: list[Law]) -> list[str]:
-    """Summarise the recording, and give advice on what could not be measured."""
-    recording = subject.recording
+def _world_notes(target: WorldUnderTest, laws: list[Law]) -> list[str]:
+    """Summarize the recording, and give advice on what could not be measured."""
+    recording = target.recording
     if not recording.steps:
         return []
     ended, truncated = int(recording.ended.sum()), int(recording["truncated"].sum())
-    size = f"{subject.world.agents} agents, {len(recording.actions)} steps"
+    size = f"{target.world.agents} agents, {len(recording.actions)} steps"
     summary = f"{size}; {ended} episodes ended, {truncated} by truncation"
     advice = [
         f"{law.name}: {part.what}; {part.finding}"

@@ -135,7 +135,7 @@ class Conditions:
                 "CPU, in float64 and float32. Leave them out."
             )
         if self.precision == "bfloat16" and not isinstance(module, FunctionalPolicy):
-            raise ConfigError(f"--precision bfloat16 needs a RecurrentPolicy; {name} is none.")
+            raise ConfigError(f"--precision bfloat16 needs a RecurrentPolicy; {name} is not one.")
 
     def computes_in(self, module: Any) -> torch.dtype:
         """Return the dtype the layers of the training copy compute in."""

@@ -21,7 +21,7 @@ class StepBatch:
 
     obs: Shaped[Tensor, "..."]
     first: Bool[Tensor, "*batch"]
-    """The observation opens an episode; clear, then read."""
+    """The observation starts an episode; clear, then read."""
     terminated: Bool[Tensor, "*batch"]
     """The previous step ended an episode by termination."""
     truncated: Bool[Tensor, "*batch"]

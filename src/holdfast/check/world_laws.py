@@ -38,9 +38,9 @@ def _count_faults(what: str, faults: dict[int, str]) -> Measurement:
     return Measurement(what, float(len(faults)), finding=f"step {step}: {fault}")
 
 
-def kind(subject: WorldUnderTest) -> list[Measurement]:
+def kind(target: WorldUnderTest) -> list[Measurement]:
     """Shapes, dtypes and observations are those of the spec, and rewards are finite."""
-    recording, requested, agents = subject.recording, subject.requested_agents, subject.world.agents
+    recording, requested, agents = target.recording, target.requested_agents, target.world.agents
     count = f"requested {requested}, is {agents}"
     parts = [
         Measurement("agents more or fewer than requested", float(abs(requested - agents)), finding=count),
@@ -50,7 +50,7 @@ def kind(subject: WorldUnderTest) -> list[Measurement]:
         parts.append(Measurement("recording", float("inf"), finding=recording.raised, path="raised"))
     if not recording.steps:
         return parts
-    for bad, detail in _outside_space(subject.spec, recording.leaves("obs"), "obs"):
+    for bad, detail in _outside_space(target.spec, recording.leaves("obs"), "obs"):
         parts.append(_count_rows("observations outside the space", bad & recording["valid"], detail))
     return [*parts, _count_rows("rewards that are not finite", ~recording["reward"].isfinite())]
 
@@ -102,26 +102,26 @@ def _wrong_tokens(spec: WorldSpec, obs: Shaped[Tensor, "N A M 3"]) -> Iterator[t
         yield bad.any(-1), detail
 
 
-def first(subject: WorldUnderTest) -> list[Measurement]:
-    """Every reset opens an episode of every agent."""
+def first(target: WorldUnderTest) -> list[Measurement]:
+    """Every reset starts an episode of every agent."""
     advice = "set first everywhere in reset()"
     again = f"{advice}, in the middle of an episode too"
     return [
-        _count_rows("rows without first after reset()", ~subject.recording["first"][:1], advice),
-        _count_rows("rows without first after another reset()", ~subject.after_reset["first"][:1], again),
+        _count_rows("rows without first after reset()", ~target.recording["first"][:1], advice),
+        _count_rows("rows without first after another reset()", ~target.after_reset["first"][:1], again),
     ]
 
 
-def flags(subject: WorldUnderTest) -> list[Measurement]:
+def flags(target: WorldUnderTest) -> list[Measurement]:
     """Episode ends and firsts alternate, and rows between them are invalid."""
-    recording = subject.recording
+    recording = target.recording
     ended, first, valid = recording.ended, recording["first"], recording["valid"]
     later, always = torch.arange(len(first), device=first.device)[:, None] > 0, torch.ones_like(first[0])
     inside = _before_each_row(always, starts=first, ends=ended)
     # An agent that is invalid at its first row may join later, so it has acted only since a valid one.
     acted = _before_each_row(~always, starts=valid, ends=first)
-    end = "set terminated or truncated in the row of the last reward, also if the next episode opens in it"
-    start = "set first where the next episode opens, and valid=False until then"
+    end = "set terminated or truncated in the row of the last reward, also if the next episode starts in it"
+    start = "set first where the next episode starts, and valid=False until then"
     between = later & valid & ~first & (~inside | ended)
     trial = "a new episode is not a new trial of the old one"
     parts = [
@@ -131,7 +131,7 @@ def flags(subject: WorldUnderTest) -> list[Measurement]:
         _count_rows("ends in reset()", ended & ~later),
         _count_rows("trials where first is", recording["trial"] & first, trial),
     ]
-    if subject.spec.truncates == "never":
+    if target.spec.truncates == "never":
         advice = 'write truncates="always" in its spec'
         parts.append(_count_rows("truncations, though its spec says never", recording["truncated"], advice))
     if not bool(ended.any()):
@@ -150,26 +150,26 @@ def _before_each_row(
     return torch.stack(rows)
 
 
-def dead(subject: WorldUnderTest) -> list[Measurement]:
+def dead(target: WorldUnderTest) -> list[Measurement]:
     """An invalid row has no reward and no end after it, its action has no effect, and a first row is valid."""
-    recording, valid = subject.recording, subject.recording["valid"]
+    recording, valid = target.recording, target.recording["valid"]
     later = torch.arange(len(valid), device=valid.device)[:, None] > 0
     acted = valid.roll(1, 0) & later
     invalid_first = later & recording["first"] & ~valid
     before = "the row before is invalid"
     return [
-        _invalid_actions(subject),
+        _invalid_actions(target),
         _count_rows("rewards after invalid rows", ~acted & (recording["reward"] != 0), before),
         _count_rows("ends after invalid rows", later & ~acted & recording.ended, before),
         _count_rows("invalid rows with first", invalid_first, "set valid where first is"),
     ]
 
 
-def last(subject: WorldUnderTest) -> list[Measurement]:
+def last(target: WorldUnderTest) -> list[Measurement]:
     """Every truncated episode has a last observation, which is not that of another step."""
-    recording, truncated = subject.recording, subject.recording["truncated"]
+    recording, truncated = target.recording, target.recording["truncated"]
     if not bool(truncated.any()):
-        if subject.spec.truncates == "never":
+        if target.spec.truncates == "never":
             return [not_measured("this world truncates no episodes")]
         return [_too_short("no episode was truncated", len(truncated) - 1)]
     missing = truncated & ~torch.tensor(recording.has_last_obs, device=truncated.device)[:, None]
@@ -177,7 +177,7 @@ def last(subject: WorldUnderTest) -> list[Measurement]:
         _count_rows("truncations without a last observation", missing, "give last_obs"),
         _count_faults("last_obs of the wrong kind", recording.last_faults),
     ]
-    for bad, detail in _outside_space(subject.spec, recording.leaves("last_obs"), "last_obs"):
+    for bad, detail in _outside_space(target.spec, recording.leaves("last_obs"), "last_obs"):
         parts.append(_count_rows("last observations outside the space", bad & truncated & ~missing, detail))
     if bool(missing.any()) or recording.last_faults:
         return parts
@@ -228,16 +228,16 @@ def _equal_obs(
 
 
 def _next_first(first: Bool[Tensor, "N A"]) -> Int[Tensor, "N A"]:
-    """Return the row, this one or a later one, where the next episode opens; -1 if none does."""
+    """Return the row, this one or a later one, where the next episode starts; -1 if none does."""
     N = len(first)
     at = torch.where(first, torch.arange(N, device=first.device)[:, None], N)
     nearest = at.flip(0).cummin(0).values.flip(0)
     return torch.where(nearest == N, -1, nearest)
 
 
-def still(subject: WorldUnderTest) -> list[Measurement]:
+def still(target: WorldUnderTest) -> list[Measurement]:
     """The world does not write into returned steps or passed actions."""
-    overwritten = subject.recording.overwritten
+    overwritten = target.recording.overwritten
     finding = f"{overwritten[0]}; return new tensors in every step" if overwritten else ""
     return [Measurement("steps modified after they were returned", float(len(overwritten)), finding=finding)]
 
@@ -273,19 +273,19 @@ def _differences(expected: Recording, actual: Recording) -> dict[str, Bool[Tenso
     return result
 
 
-def repeat(subject: WorldUnderTest) -> list[Measurement]:
+def repeat(target: WorldUnderTest) -> list[Measurement]:
     """Seed and actions determine everything, and the seed matters."""
-    recording, again = subject.recording, subject.after_reset
+    recording, again = target.recording, target.after_reset
     # Law first checks the flag after a reset.
     first = torch.cat([recording["first"][:1], again["first"][1:]])
     again = replace(again, steps=again.steps | {"first": first})
     parts = [
-        _expect_equal("rows that differ in a new world, same seed", recording, subject.rerun(recording.actions)),
+        _expect_equal("rows that differ in a new world, same seed", recording, target.rerun(recording.actions)),
         _expect_equal("rows that differ after another reset()", recording, again),
     ]
-    other_seed = subject.rerun(recording.actions, seed=subject.seed + 1)
+    other_seed = target.rerun(recording.actions, seed=target.seed + 1)
     differ = torch.stack(list(_differences(recording, other_seed).values()))
-    if not bool(differ.any()) and _is_deterministic(subject):
+    if not bool(differ.any()) and _is_deterministic(target):
         what = "the world is deterministic: no row differs with another seed or between agents"
         return [*parts, not_measured(f"{what} with the same actions")]
     finding = "no row differs, though agents differ from each other; draw from the seed that is passed"
@@ -293,40 +293,40 @@ def repeat(subject: WorldUnderTest) -> list[Measurement]:
     return [*parts, Measurement("rows that differ with another seed", count, 0.0, "more than", finding)]
 
 
-def _is_deterministic(subject: WorldUnderTest) -> bool:
+def _is_deterministic(target: WorldUnderTest) -> bool:
     """Whether all environments give the same steps for the same actions."""
-    size = subject.spec.agents_per_env
-    envs = subject.world.agents // size
-    recording = subject.rerun(torch.cat([subject.recording.actions[:, :size]] * envs, dim=1))
+    size = target.spec.agents_per_env
+    envs = target.world.agents // size
+    recording = target.rerun(torch.cat([target.recording.actions[:, :size]] * envs, dim=1))
     first_env = {key: torch.cat([leaf[:, :size]] * envs, dim=1) for key, leaf in recording.steps.items()}
     differ = _differences(recording, replace(recording, steps=first_env))
     return not bool(torch.stack(list(differ.values())).any())
 
 
-def isolate(subject: WorldUnderTest) -> list[Measurement]:
+def isolate(target: WorldUnderTest) -> list[Measurement]:
     """Agents do not depend on agents in other environments, nor on their number."""
-    size, agents, recording = subject.spec.agents_per_env, subject.world.agents, subject.recording
+    size, agents, recording = target.spec.agents_per_env, target.world.agents, target.recording
     if agents <= size:
         advice = f"all {agents} agents share one environment; check with {2 * size} agents"
-        return [_among_more(subject), not_measured("there is one environment", advice)]
+        return [_among_more(target), not_measured("there is one environment", advice)]
     env_ids = torch.arange(agents, device=recording["first"].device) // size
     groups, parts = "agents" if size == 1 else f"environments of {size} agents", []
     for parity, others in enumerate(("odd", "even")):
         mask = env_ids % 2 == parity
         what = f"rows that depend on actions of {others} {groups}"
-        parts.append(_expect_equal(what, recording, _rerun_with_other_actions(subject, ~mask[None]), mask))
-    return [*parts, _among_more(subject)]
+        parts.append(_expect_equal(what, recording, _rerun_with_other_actions(target, ~mask[None]), mask))
+    return [*parts, _among_more(target)]
 
 
-def _among_more(subject: WorldUnderTest) -> Measurement:
+def _among_more(target: WorldUnderTest) -> Measurement:
     """Record the same actions among twice as many agents, with other actions for the rest."""
-    recording, many = subject.recording, 2 * subject.world.agents
-    actions = script(subject.spec, many, len(recording.actions), 1, recording.actions.device)
+    recording, many = target.recording, 2 * target.world.agents
+    actions = script(target.spec, many, len(recording.actions), 1, recording.actions.device)
     try:
-        with isolated_rng(0), closing_world(subject.make_world(many, subject.seed)) as world:
+        with isolated_rng(0), closing_world(target.make_world(many, target.seed)) as world:
             if world.agents != many:
                 return not_measured(f"requested {many} agents, it has {world.agents}")
-            rows = _rows_in_larger(subject.spec, world.spec, subject.world.agents)
+            rows = _rows_in_larger(target.spec, world.spec, target.world.agents)
             actions[:, rows] = recording.actions
             larger = record_strict(world, many, actions)
     except ConfigError as error:
@@ -348,33 +348,33 @@ def _rows_in_larger(small: WorldSpec, large: WorldSpec, agents: int) -> Int[Tens
     return torch.cat(rows)
 
 
-def _invalid_actions(subject: WorldUnderTest) -> Measurement:
+def _invalid_actions(target: WorldUnderTest) -> Measurement:
     """Actions of invalid rows have no effect."""
-    invalid = ~subject.recording["valid"][:-1]
+    invalid = ~target.recording["valid"][:-1]
     if not bool(invalid.any()):
         return not_measured("there is no invalid row")
-    changed = _rerun_with_other_actions(subject, invalid)
-    return _expect_equal("rows that depend on actions of invalid rows", subject.recording, changed)
+    changed = _rerun_with_other_actions(target, invalid)
+    return _expect_equal("rows that depend on actions of invalid rows", target.recording, changed)
 
 
-def _rerun_with_other_actions(subject: WorldUnderTest, where: Bool[Tensor, "#S A"]) -> Recording:
-    actions = subject.recording.actions
-    others = script(subject.spec, subject.world.agents, len(actions), 1, actions.device)
-    return subject.rerun(torch.where(where.reshape(*where.shape, *[1] * (actions.dim() - 2)), others, actions))
+def _rerun_with_other_actions(target: WorldUnderTest, where: Bool[Tensor, "#S A"]) -> Recording:
+    actions = target.recording.actions
+    others = script(target.spec, target.world.agents, len(actions), 1, actions.device)
+    return target.rerun(torch.where(where.reshape(*where.shape, *[1] * (actions.dim() - 2)), others, actions))
 
 
-def pure(subject: WorldUnderTest) -> list[Measurement]:
+def pure(target: WorldUnderTest) -> list[Measurement]:
     """The world neither reads nor advances the global random generators."""
     with isolated_rng(12345):
         before = generator_state()
-        with closing_world(subject.make_world(subject.requested_agents, subject.seed)) as world:
-            rerun = record_strict(world, subject.world.agents, subject.recording.actions)
+        with closing_world(target.make_world(target.requested_agents, target.seed)) as world:
+            rerun = record_strict(world, target.world.agents, target.recording.actions)
         after = generator_state()
     used = [name for name in before if before[name] != after[name]]
     finding = f"it draws from the global generator of {', '.join(used)}; draw from a generator with its seed"
     return [
         Measurement("global generators it draws from", float(len(used)), finding=finding),
-        _expect_equal("rows that depend on the global generators", subject.recording, rerun),
+        _expect_equal("rows that depend on the global generators", target.recording, rerun),
     ]
 
 

@@ -229,7 +229,7 @@ class WorldUnderTest:
         return self.world.spec
 
     def make_world(self, agents: int, seed: int) -> World:
-        """Make another world; raise if it cannot be made, or is no world."""
+        """Make another world; raise if it cannot be made, or is not a world."""
         try:
             world = self.make(agents, seed)
         except HoldfastError:
@@ -238,7 +238,7 @@ class WorldUnderTest:
             raise ConfigError(f"The world cannot be made for {agents} agents: {error_text(error)}") from error
         if not isinstance(world, World) or not isinstance(world.spec, WorldSpec):
             raise ContractError(
-                f"{type(world).__name__} is no world; it needs agents, spec (a WorldSpec), reset(), step()."
+                f"{type(world).__name__} is not a world; it needs agents, spec (a WorldSpec), reset(), step()."
             )
         return world
 

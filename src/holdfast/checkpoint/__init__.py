@@ -1,1 +1,1 @@
-"""Checkpoints and run directories: write, verify, resume from."""
+"""Checkpoints and run folders: write, verify, resume from."""

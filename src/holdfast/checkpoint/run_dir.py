@@ -1,4 +1,4 @@
-"""The directory of a run: config, command, metrics and checkpoints."""
+"""The folder of a run: config, command, metrics and checkpoints."""
 
 import fcntl
 import hashlib
@@ -80,7 +80,7 @@ class RunDir:
 
     def require_plain_logs(self) -> None:
         """Raise if a file that grows is a link: resuming would change a file outside of the run."""
-        for file in [*self._log_files, *(self.path / name for name in ("command.txt", "lost_workers.txt", ".lock"))]:
+        for file in [*self._log_files, *(self.path / name for name in ("command.txt", "crashed_workers.txt", ".lock"))]:
             if file.is_symlink():
                 raise ConfigError(f"{file} is a link to {os.readlink(file)}; replace it by a copy of that file.")
 
@@ -124,7 +124,7 @@ class RunDir:
                 # A run that trains has replaced it meanwhile.
                 return self.newest(log)
             reasons.append(reason)
-            log(f"{path.name} {kind} and not used: {reason}.")
+            log(f"{path.name} {kind} and is not used: {reason}.")
         if paths:
             failure = OSError if kind == "cannot be read" else CorruptFileError
             raise failure(f"{self.path} has no valid checkpoint: {'; '.join(reasons)}.")
@@ -195,7 +195,7 @@ class RunDir:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the directory against other processes and other threads of this one."""
+        """Lock the folder against other processes and other threads of this one."""
         self.require_plain_logs()
         path = self.path.resolve()
         with _LOCK:
@@ -274,7 +274,7 @@ def _checksum(file: Path) -> str:
 
 
 def create_run_dir(config: Config, name: str, command: str, policy: nn.Module) -> RunDir:
-    """Create the directory of a new run; where the name is taken, append a number."""
+    """Create the folder of a new run; where the name is taken, append a number."""
     parent = Path(config.runs_dir)
     number, path = 1, parent / name
     try:

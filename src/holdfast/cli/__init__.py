@@ -24,7 +24,7 @@ HELP = """usage: holdfast VERB ...
   train [RECIPE] key=value ...   train a recurrent policy
   train --resume runs/NAME       resume an interrupted run
   eval runs/NAME                 evaluate a run's policy on held-out episodes, with memory or ablated
-  check TARGET                   prove or disprove a policy's memory, or a world's contract
+  check TARGET                   test a policy's memory, or a world's contract
   export RUN --to onnx|torch     export a policy as a single-step model
   bench memory                   time memory cells against torch's dense call, and check their results
 
@@ -67,5 +67,5 @@ def _dispatch(args: list[str]) -> int:
         return OK
     if args[0] in VERBS:
         return VERBS[args[0]](args[1:])
-    hint = did_you_mean(args[0], VERBS, f"there is {', '.join(VERBS)}; see holdfast --help.")
+    hint = did_you_mean(args[0], VERBS, f"choose from {', '.join(VERBS)}; see holdfast --help.")
     raise ConfigError(f"There is no verb {args[0]!r}; {hint}")

@@ -51,7 +51,7 @@ def count(text: str) -> int:
     except (ValueError, OverflowError):
         number = 0
     if number < 1:
-        raise argparse.ArgumentTypeError(f"{text}: give a whole number above 0, such as 2000 or 1e6")
+        raise argparse.ArgumentTypeError(f"{text}: give an integer above 0, such as 2000 or 1e6")
     return number
 
 
@@ -61,7 +61,7 @@ def one_of(choices: Sequence[str]) -> Callable[[str], str]:
     def parse(word: str) -> str:
         name = word.replace("-", " ")
         if name not in choices:
-            hint = did_you_mean(name, choices, f"there is {', '.join(choices)}")
+            hint = did_you_mean(name, choices, f"choose from {', '.join(choices)}")
             raise argparse.ArgumentTypeError(f"{word}: {hint}")
         return name
 

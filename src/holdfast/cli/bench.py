@@ -67,7 +67,7 @@ def _print_table(outcomes: Sequence[CaseResult], out: Console) -> int:
     """Print the table; return 1 if one of our cells is wrong or failed."""
     good = all(outcome.good for outcome in outcomes)
     if good and not any(outcome.measured for outcome in outcomes):
-        raise ConfigError("Nothing could be measured, for the reasons above; choose others: --rivals dense.")
+        raise ConfigError("Nothing could be measured, for the reasons above; choose others: --implementations dense.")
     out.print(speed_table(outcomes, out.width))
     out.print(meaning(outcomes), markup=False)
     return 0 if good else 1
@@ -76,8 +76,8 @@ def _print_table(outcomes: Sequence[CaseResult], out: Console) -> int:
 def _log_result(outcomes: Sequence[CaseResult]) -> None:
     """Log the last case; skipped implementations are logged once per reason."""
     *before, last = outcomes
-    logged = {skipped for outcome in before for skipped in outcome.left_out}
-    for line in (*lines_of(last), *(skipped.line() for skipped in last.left_out if skipped not in logged)):
+    logged = {skipped for outcome in before for skipped in outcome.skipped}
+    for line in (*lines_of(last), *(skipped.line() for skipped in last.skipped if skipped not in logged)):
         _log(line)
 
 
@@ -111,16 +111,16 @@ def _bench(options: argparse.Namespace, device: torch.device) -> Bench:
             f"--precision {','.join(precisions)}: a CPU measures float32 only; leave it out, or use --device cuda."
         )
     skipped = _gpu_only(options, device)
-    if options.rivals and len(skipped) == len(options.rivals):
+    if options.implementations and len(skipped) == len(options.implementations):
         reasons = " ".join(f"{name}: {ON_GPU_ONLY[name]}" for name in skipped)
-        raise ConfigError(f"--rivals {','.join(skipped)}: none runs on a CPU. {reasons} Try --rivals holdfast,dense.")
+        raise ConfigError(f"--implementations {','.join(skipped)}: none runs on a CPU. {reasons} Try holdfast,dense.")
     rounds = options.rounds or (QUICK if options.quick else ROUNDS[device.type])
-    return Bench(device, options.rivals or list(IMPLEMENTATIONS), precisions, rounds, log=_progress)
+    return Bench(device, options.implementations or list(IMPLEMENTATIONS), precisions, rounds, log=_progress)
 
 
 def _gpu_only(options: argparse.Namespace, device: torch.device) -> list[str]:
     """List the requested implementations that this device cannot run."""
-    return [name for name in options.rivals or [] if device.type == "cpu" and name in ON_GPU_ONLY]
+    return [name for name in options.implementations or [] if device.type == "cpu" and name in ON_GPU_ONLY]
 
 
 def _parser() -> Parser:
@@ -138,7 +138,7 @@ def _parser() -> Parser:
     batch, gpu_batch = (_join(sorted({B for _, rows in sizes for B in rows})) for sizes in (ON_CPU, TARGETS))
     largest = "the largest not with the largest hidden size, unless either is set"
     starts = f"fractions of steps that start an episode ({_join(CPU_STARTS)}; on a GPU {_join(GPU_STARTS)})"
-    rivals = f"implementations: some of {','.join(IMPLEMENTATIONS)} (all)"
+    implementations = f"implementations: some of {','.join(IMPLEMENTATIONS)} (all)"
     counts = {"type": _comma_list(count), "metavar": "LIST"}
     add = parser.add_argument
     add("what", nargs="?", type=one_of([TARGET]), metavar=TARGET, help="what to measure")
@@ -150,7 +150,7 @@ def _parser() -> Parser:
     add("--steps", **counts, help="steps of a segment (64)")
     add("--layers", type=count, default=1, metavar="N", help="layers (1)")
     add("--starts", type=_comma_list(_fraction), metavar="LIST", help=starts)
-    add("--rivals", type=_comma_list(one_of(tuple(IMPLEMENTATIONS))), metavar="LIST", help=rivals)
+    add("--implementations", type=_comma_list(one_of(tuple(IMPLEMENTATIONS))), metavar="LIST", help=implementations)
     add("--rounds", type=count, metavar="N", help=f"timings of each ({ROUNDS['cpu']}, on a GPU {ROUNDS['cuda']})")
     add("--quick", action="store_true", help=f"{QUICK} rounds of the first case, {_join(GPU_STARTS)} starts")
     add("--processes", type=count, metavar="N", help="repeat the benchmark in N fresh processes")

@@ -70,7 +70,7 @@ def find_run(name: str) -> Path:
     if folder.is_file():
         raise ConfigError(f"{name} is a file; give the folder it is in, {folder.parent}.")
     if not (folder / "config.json").exists():
-        raise ConfigError(f"{name} is a folder without config.json, so it is no run.")
+        raise ConfigError(f"{name} is a folder without config.json, so it is not a run.")
     return folder
 
 
@@ -135,13 +135,13 @@ def run_check(args: Sequence[str]) -> int:
     screen = Console(highlight=False, soft_wrap=True, emoji=False)
     with redirect_stdout(sys.stderr) if options.json else nullcontext(), trusting(options.trust_code):
         # Standard output has one JSON object, whatever a policy prints.
-        subject = _find_subject(target, keys, options)
+        target_object = _find_target_object(target, keys, options)
         conditions = Conditions(options.device or "cpu", options.precision, options.kernel)
         with screen.status("") as status:
-            if isinstance(subject, WorldUnderTest):
-                laws = run_world_laws(subject, status.update)
+            if isinstance(target_object, WorldUnderTest):
+                laws = run_world_laws(target_object, status.update)
             else:
-                laws = run_laws(subject, status.update, conditions=conditions)
+                laws = run_laws(target_object, status.update, conditions=conditions)
     if options.json:
         print(json.dumps(laws.as_json(), indent=2))
     else:
@@ -196,7 +196,9 @@ def _parse_target(options: argparse.Namespace) -> tuple[str, dict[str, str]]:
     return targets[0], keys
 
 
-def _find_subject(target: str, keys: dict[str, str], options: argparse.Namespace) -> PolicyAdapter | WorldUnderTest:
+def _find_target_object(
+    target: str, keys: dict[str, str], options: argparse.Namespace
+) -> PolicyAdapter | WorldUnderTest:
     """Build the policy or the world to check; refuse options of the other."""
     if not target.startswith(WORLD):
         if keys or options.steps is not None:
@@ -214,10 +216,10 @@ def _world_only(word: str) -> ConfigError:
     """Explain why an option or a key does not apply to a policy."""
     section, _, name = word.partition(".")
     if section == "policy" and name in ("kernel", "precision"):
-        return ConfigError(f"{word} is no key of this command; write --{name}, see holdfast check --help.")
+        return ConfigError(f"{word} is not a key of this command; write --{name}, see holdfast check --help.")
     if section in ("policy", "memory", "trainer"):
         return ConfigError(
-            f"{word} is no key of this command, whose keys are those of worlds; check a policy with options "
+            f"{word} is not a key of this command, whose keys are those of worlds; check a policy with options "
             'in Python: holdfast.check(holdfast.make_policy("fast", world, memory="gru"), world).'
         )
     return ConfigError(f"{word} is for worlds, for example: holdfast check world:recall world.delay=4.")

@@ -22,7 +22,7 @@ from holdfast.errors import ConfigError
 from holdfast.evaluation.evaluate import MEMORY_MODES, MemoryMode
 from holdfast.evaluation.held_out import EvalResult, EvalSettings, evaluate_held_out, world_spec
 from holdfast.policies import LSTMWrapper
-from holdfast.report.text import bests, lead_line, score_json, score_table
+from holdfast.report.text import best_returns_line, margin_line, score_json, score_table
 from holdfast.trust import trusting
 from holdfast.worlds import WorldSpec
 
@@ -105,7 +105,11 @@ def _parser() -> Parser:
     )
     add("--agents", type=count, metavar="N", help="number of parallel agents (up to 250)")
     add("--sampled", action="store_true", help="sample actions instead of taking the most likely")
-    add("--against", metavar="runs/OTHER", help="this run's policy controls every second agent")
+    add(
+        "--against",
+        metavar="runs/OTHER",
+        help="opponent: its policy controls every second agent of each environment, then sides are swapped",
+    )
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="device (auto)")
     add("--max-steps", type=count, metavar="N", help="steps after which an episode is cut (trainer.eval_max_steps)")
     add_trust_code(parser)
@@ -172,6 +176,6 @@ def _print_tables(results: Sequence[EvalResult], run: dict[str, Any], spec: Worl
         if result.opponent is not None and result.margin is not None:
             rows = [(f"this policy, memory {result.memory}", result), ("the opponent", result.opponent)]
             out.print(score_table("policy", rows))
-            out.print(lead_line(result.margin))
-    if bests(spec):
-        out.print(bests(spec))
+            out.print(margin_line(result.margin))
+    if best_returns_line(spec):
+        out.print(best_returns_line(spec))

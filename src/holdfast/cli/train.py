@@ -12,7 +12,7 @@ from holdfast.config.run import all_keys, override
 from holdfast.config.world_names import FAMILIES, usage
 from holdfast.errors import ConfigError
 from holdfast.recipes import DEFAULT, ELSEWHERE, RECIPES, find_recipe, recipe_for
-from holdfast.report.text import bests, format_value, lookup
+from holdfast.report.text import best_returns_line, format_value, lookup
 from holdfast.training.train import RunResult, train
 
 TRACED = 42
@@ -58,8 +58,8 @@ def _print_result(run: RunResult) -> None:
                 _, at, world = name.partition("@")
                 prefix = f"{world}: " if at else ""
                 out.print(f"{prefix}greedy return {intact:.3f} · with memory cleared every step {cleared:.3f}")
-        if bests(run.spec):
-            out.print(bests(run.spec))
+        if best_returns_line(run.spec):
+            out.print(best_returns_line(run.spec))
     else:
         out.print(f"stopped; resume with: holdfast train --resume {shlex.quote(str(run.folder))}")
     if run.checkpoint is not None:

@@ -36,9 +36,9 @@ def parse_int(value: Any) -> Any:
     try:
         number = float(value)
     except ValueError:
-        raise ValueError("give a whole number such as 5000, 5_000 or 1e6") from None
+        raise ValueError("give an integer such as 5000, 5_000 or 1e6") from None
     if not number.is_integer():
-        raise ValueError("give a whole number")
+        raise ValueError("give an integer")
     digits = value.replace("_", "")
     return int(digits) if digits.lstrip("+-").isdigit() else int(number)
 

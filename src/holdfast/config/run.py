@@ -21,7 +21,7 @@ class PolicyConfig(ConfigBase):
 
     name: str = Field(
         default="auto",
-        description="auto, fast, latent_attn_tiny (small, med), example, component:NAME, or module:Class",
+        description="fast, latent_attn_tiny (small, med), example, component:NAME, package.module:Class; auto: fast",
     )
     hidden_size: OptionalInt = Field(
         default=None, ge=1, description="hidden units per memory layer; none: the policy's default"
@@ -31,7 +31,7 @@ class PolicyConfig(ConfigBase):
     )
     memory: str = Field(
         default="auto",
-        description="memory cell: auto (the default), a name in memory.CELLS (gru), or package.module:Class",
+        description="cell: lstm, gru, minlstm, none, your own as package.module:Class; auto: the policy's default",
     )
     memory_init: Literal["auto", "standard", "original"] = Field(
         default="auto", description="auto (the policy's default), standard: forget bias 1, original: all biases 1"
@@ -75,7 +75,7 @@ class Config(ConfigBase):
     )
     runs_dir: str = Field(default="runs", description="folder of all runs")
     seed: Int = Field(default=0, ge=0, lt=2**63, description="seed of all random numbers of the run")
-    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto, cpu or cuda")
+    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="cpu, cuda; auto: a GPU if present")
     threads: Int = Field(
         default=1, ge=0, description="CPU threads of torch (0: torch's default); 1 is fastest for small networks"
     )
@@ -139,7 +139,7 @@ def override(config: Config, overrides: Mapping[str, Any]) -> Config:
     for word, override_value in overrides.items():
         key, value = _expand_alias(word, override_value)
         if key in changed:
-            raise ConfigError(f"{word}={override_value} sets {key} a second time; which one is meant?")
+            raise ConfigError(f"{word}={override_value} sets {key} a second time; keep one.")
         changed.add(key)
         if key == "schedule" and parse_optional(value) is None:
             continue
@@ -164,19 +164,19 @@ def _merge_schedules(schedules: Iterable[Any], key: str, value: Any, keys: Itera
     """Return the schedules with that of one key replaced; constant removes it."""
     kind, colon, end = str(value).partition(":")
     if key not in SCHEDULED:
-        everything = f"what can be scheduled is {', '.join(SCHEDULED)}."
+        everything = f"choose from {', '.join(SCHEDULED)}."
         same_leaf = [name for name in SCHEDULED if name.rpartition(".")[2] == key]
         # A key that exists is not misspelt.
         near = everything if key in keys else did_you_mean(key, SCHEDULED, everything)
         hint = f"did you mean schedule.{same_leaf[0]}?" if same_leaf else near
-        raise ConfigError(f"schedule.{key}: that is no number which is read in every iteration; {hint}")
+        raise ConfigError(f"schedule.{key} is not a number that is read in every iteration; {hint}")
     rest = [schedule for schedule in schedules if schedule["key"] != key]
     if kind == "constant":
         return rest
     if not colon:
         raise ConfigError(f"schedule.{key}={value}: write KIND:END, for example linear:0, or constant for no schedule.")
     if kind not in KINDS:
-        hint = did_you_mean(kind, KINDS, f"there is {', '.join(KINDS)}.")
+        hint = did_you_mean(kind, KINDS, f"choose from {', '.join(KINDS)}.")
         raise ConfigError(f"schedule.{key}={value}: there is no {kind!r}; {hint}")
     return [*rest, {"key": key, "kind": kind, "end": end}]
 
@@ -221,5 +221,5 @@ def _world_hint(key: str, world: str, keys: Iterable[str]) -> str:
     owners = [name for name, kind in WORLD_CONFIGS.items() if leaf in kind.model_fields]
     hint = f"; {leaf} belongs to {', '.join(owners)}" if owners else ""
     if "options" in world_keys:
-        hint += f"; arguments of the environment go by world.options='{{{leaf}: ...}}'"
+        hint += f"; set arguments of the environment with world.options='{{{leaf}: ...}}'"
     return f"{world} has {', '.join(world_keys)}{hint}."

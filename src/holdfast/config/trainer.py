@@ -56,7 +56,9 @@ class PPOConfig(ConfigBase):
         default=None, gt=0, description="stop an update after the epoch in which approx_kl exceeds this"
     )
     l2_reg: float = Field(default=0.0, ge=0, description="coefficient of the squared norm of all weights")
-    l2_init: float = Field(default=0.0, ge=0, description="coefficient of their squared distance from initialization")
+    l2_init: float = Field(
+        default=0.0, ge=0, description="coefficient of the squared distance of weights from their initial values"
+    )
 
 
 class SamplingConfig(ConfigBase):
@@ -95,7 +97,7 @@ def _parse_teachers(value: Any) -> Any:
     for name, keys in parse_named_list(value, "runs/a action=1 + runs/b"):
         for key in keys.keys() - TeacherConfig.model_fields.keys():
             words = [word for word in TeacherConfig.model_fields if word != "run"]
-            hint = did_you_mean(key, words, f"there is {', '.join(words)}.")
+            hint = did_you_mean(key, words, f"choose from {', '.join(words)}.")
             raise ValueError(f"there is no {key}; {hint}")
         teachers.append({"run": name, **keys})
     return teachers
@@ -152,7 +154,7 @@ class TrainerConfig(ConfigBase):
         default="every:10", description="measure gradient reach and graph memory: first, every:N, off"
     )
     analyze_weights_interval: Int = Field(
-        default=0, ge=0, description="iterations between singular values of all weights; 0: never"
+        default=0, ge=0, description="iterations between singular-value analyses of the weights; 0: off"
     )
     checkpoint_interval: Int = Field(default=50, ge=0, description="iterations between checkpoints; 0: only at the end")
     keep_checkpoints: Int = Field(default=3, ge=0, description="checkpoints to keep, besides the best; 0: all")
@@ -183,8 +185,8 @@ def check_schedule(trainer: TrainerConfig, schedule: Schedule) -> None:
     """Require the key of a number that is read in every iteration, and an end within its bounds."""
     key, end = schedule.key, schedule.end
     if key not in SCHEDULED:
-        hint = did_you_mean(key, SCHEDULED, f"numbers that can be scheduled: {', '.join(SCHEDULED)}.")
-        raise ValueError(f"schedule.{key}: it is read once, when a run starts, or is no number; {hint}")
+        hint = did_you_mean(key, SCHEDULED, f"choose from {', '.join(SCHEDULED)}.")
+        raise ValueError(f"schedule.{key} is not a number that is read in every iteration; {hint}")
     _, *path, name = key.split(".")
     branch = getattr(trainer, path[0]) if path else trainer
     start = getattr(branch, name)

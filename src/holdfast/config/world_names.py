@@ -47,7 +47,7 @@ class MixtureConfig(WorldConfig):
     """Several worlds at once, which share the agents by weight."""
 
     family: ClassVar[Family] = Family("holdfast.worlds.mixture:mixture_world", max_shards=1)
-    name: str = Field(default="mixture", description="which world")
+    name: str = Field(default="mixture", description="name of the world")
     parts: "Parts" = Field(
         default=(), description="as in 'recall delay=8 weight=3 + n_back'; weights divide the agents"
     )
@@ -94,8 +94,10 @@ def world_config_class(name: str) -> type[WorldConfig]:
         require_trust(name, name.partition(":")[0])
         return _config_of_user_world(name)
     words = [word for word in FAMILIES if ":" not in word and not _takes_id(word)]
-    hint = did_you_mean(name, words, f"there is {', '.join(map(usage, FAMILIES))}.")
-    raise ConfigError(f"world.name={name}: there is no such world; {hint} For your own, write package.module:Class.")
+    hint = did_you_mean(name, words, f"choose from {', '.join(map(usage, FAMILIES))}.")
+    raise ConfigError(
+        f"world.name={name}: there is no such world; {hint} For your own class, write package.module:Class."
+    )
 
 
 @lru_cache
@@ -122,7 +124,7 @@ def _config_of_user_world(name: str) -> type[WorldConfig]:
             f"world.name={name}: a world is made as {class_name}(agents, *, seed, device, ...); "
             f"this one takes {', '.join(parameters) or 'nothing'}."
         )
-    fields: dict[str, Any] = {"name": (str, Field(default=name, description="which world"))}
+    fields: dict[str, Any] = {"name": (str, Field(default=name, description="name of the world"))}
     hints = _type_hints(kind)
     for key, parameter in parameters.items():
         default = parameter.default

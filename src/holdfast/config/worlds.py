@@ -36,7 +36,7 @@ class WorldConfig(ConfigBase):
     agents_per_env: ClassVar[int] = 1
     """`agents` is a multiple of this."""
     family: ClassVar[Family] = Family()
-    name: str = Field(description="which world")
+    name: str = Field(description="name of the world")
     agents: Int = Field(default=64, ge=1, description="number of parallel agents")
 
     @field_validator("name")
@@ -56,7 +56,7 @@ class RecallConfig(_TruncatedConfig):
     """Name a cue after a delay; needs memory."""
 
     family: ClassVar[Family] = Family("holdfast.worlds.builtin.symbols:Recall")
-    name: str = Field(default="recall", description="which world")
+    name: str = Field(default="recall", description="name of the world")
     delay: IntOrRange = Field(default=8, description="empty steps between cue and query; 4..24: drawn per episode")
     cues: Int = Field(default=4, ge=2, le=100, description="number of cues")
 
@@ -65,7 +65,7 @@ class RepeatFirstConfig(_TruncatedConfig):
     """Name the first symbol at every step; nothing marks where an episode begins."""
 
     family: ClassVar[Family] = Family("holdfast.worlds.builtin.symbols:RepeatFirst")
-    name: str = Field(default="repeat_first", description="which world")
+    name: str = Field(default="repeat_first", description="name of the world")
     symbols: Int = Field(default=4, ge=2, le=100, description="number of symbols")
     length: IntOrRange = Field(default=(65, 95), description="steps of an episode; 65..95: drawn per episode")
 
@@ -74,7 +74,7 @@ class NBackConfig(_TruncatedConfig):
     """Name the symbol of `back` steps ago, at every step."""
 
     family: ClassVar[Family] = Family("holdfast.worlds.builtin.symbols:NBack")
-    name: str = Field(default="n_back", description="which world")
+    name: str = Field(default="n_back", description="name of the world")
     back: Int = Field(default=2, ge=1, description="steps between a symbol and its query")
     symbols: Int = Field(default=4, ge=2, le=100, description="number of symbols")
     length: Int = Field(default=32, ge=2, description="steps of an episode")
@@ -84,7 +84,7 @@ class TMazeConfig(WorldConfig):
     """Walk through a corridor into the arm that the cue at its start names."""
 
     family: ClassVar[Family] = Family("holdfast.worlds.builtin.mazes:TMaze")
-    name: str = Field(default="tmaze", description="which world")
+    name: str = Field(default="tmaze", description="name of the world")
     corridor: Int = Field(default=4, ge=1, description="cells from the start to the junction")
     limit: Int = Field(default=20, ge=1, description="steps of an episode; reaching no arm costs 1")
 
@@ -93,7 +93,7 @@ class KeyValueConfig(_TruncatedConfig):
     """Remember the value of each key, and name it when the key is queried."""
 
     family: ClassVar[Family] = Family("holdfast.worlds.builtin.symbols:KeyValue")
-    name: str = Field(default="key_value", description="which world")
+    name: str = Field(default="key_value", description="name of the world")
     pairs: Int = Field(default=4, ge=1, description="keys to remember")
     values: Int = Field(default=4, ge=2, description="values a key may have")
 
@@ -102,7 +102,7 @@ class ParityConfig(_TruncatedConfig):
     """Name the parity of all bits so far, at every step."""
 
     family: ClassVar[Family] = Family("holdfast.worlds.builtin.symbols:Parity")
-    name: str = Field(default="parity", description="which world")
+    name: str = Field(default="parity", description="name of the world")
     length: Int = Field(default=16, ge=2, description="steps of an episode")
 
 
@@ -110,7 +110,7 @@ class ForageConfig(WorldConfig):
     """Find a goal that stays hidden in the same arm for several trials."""
 
     family: ClassVar[Family] = Family("holdfast.worlds.builtin.mazes:Forage")
-    name: str = Field(default="forage", description="which world")
+    name: str = Field(default="forage", description="name of the world")
     arms: Int = Field(default=4, ge=2, le=4, description="arms around the hub")
     reach: Int = Field(default=2, ge=1, description="cells of an arm")
     trials: Int = Field(default=8, ge=1, description="trials of an episode")
@@ -121,21 +121,21 @@ class ArenaConfig(_TruncatedConfig):
 
     family: ClassVar[Family] = Family("holdfast.worlds.builtin.arena:Arena")
     agents_per_env: ClassVar[int] = 24
-    name: str = Field(default="arena", description="which world")
+    name: str = Field(default="arena", description="name of the world")
     agents: Int = Field(default=96, ge=24, multiple_of=24, description="number of parallel agents")
     size: Int = Field(default=32, ge=1, description="rows and columns of a map")
     walls: Int = Field(default=20, ge=0, description="percent of cells that are walls")
     resources: Int = Field(default=20, ge=0, description="percent of free cells with a resource")
     regrow: Int = Field(default=50, ge=1, description="steps until a resource regrows")
     length: Int = Field(default=500, ge=1, description="steps of an episode")
-    sight: Int = Field(default=200, ge=1, description="most tokens of an observation")
+    sight: Int = Field(default=200, ge=1, description="maximum number of tokens in an observation")
 
 
 class RaggedConfig(_TruncatedConfig):
     """As recall, with agents that leave and return at different steps."""
 
     family: ClassVar[Family] = Family("holdfast.worlds.builtin.diagnostic:Ragged")
-    name: str = Field(default="ragged", description="which world")
+    name: str = Field(default="ragged", description="name of the world")
     delay: IntOrRange = Field(default=(0, 8), description="empty steps between cue and query")
     absent: IntOrRange = Field(default=(1, 8), description="steps an agent is away between episodes")
     cues: Int = Field(default=4, ge=2, le=100, description="number of cues")
@@ -145,7 +145,7 @@ class ConstantConfig(_TruncatedConfig):
     """Every step pays 1, so the value function is known exactly."""
 
     family: ClassVar[Family] = Family("holdfast.worlds.builtin.diagnostic:Constant")
-    name: str = Field(default="constant", description="which world")
+    name: str = Field(default="constant", description="name of the world")
     length: Int = Field(default=20, ge=1, description="steps of an episode")
 
 
@@ -174,13 +174,13 @@ class _MettaGridBase(WorldConfig):
         package="mettagrid",
         install="pip install 'holdfast[mettagrid]' (Python 3.11 or 3.12)",
     )
-    agent_id: bool = Field(default=False, description="show agents their ids")
+    agent_id: bool = Field(default=False, description="add the agent's id to the observation")
 
 
 class MettaGridConfig(_MettaGridBase):
     """A configuration of mettagrid: mettagrid:package.module:function."""
 
-    name: str = Field(description="which world")
+    name: str = Field(description="name of the world")
     options: Options = Field(default={}, description="arguments of the function, as in '{size: 5}'")
 
 
@@ -188,7 +188,7 @@ class MettaGridTMazeConfig(_MettaGridBase):
     """As tmaze, built of altars, in the engine of mettagrid."""
 
     agents_per_env: ClassVar[int] = 8
-    name: str = Field(default="mettagrid:tmaze", description="which world")
+    name: str = Field(default="mettagrid:tmaze", description="name of the world")
     corridor: Int = Field(default=4, ge=1, description="cells from the start to the junction")
     limit: Int = Field(default=16, ge=1, description="steps of an episode")
     mazes: Int = Field(default=8, ge=1, le=250, description="mazes on a map, one agent each")
@@ -199,7 +199,7 @@ class MettaGridCollectConfig(_MettaGridBase):
     """24 agents per map use altars, each of which gives once, in the engine of mettagrid."""
 
     agents_per_env: ClassVar[int] = 24
-    name: str = Field(default="mettagrid:collect", description="which world")
+    name: str = Field(default="mettagrid:collect", description="name of the world")
     agents: Int = Field(default=96, ge=24, multiple_of=24, description="number of parallel agents")
     limit: Int = Field(default=50, ge=1, description="steps of an episode")
     resources: NameList = Field(default=(), description="further resources, which no agent holds")
@@ -208,9 +208,9 @@ class MettaGridCollectConfig(_MettaGridBase):
 class ExternalEnvConfig(WorldConfig):
     """The keys of environments of other packages."""
 
-    name: str = Field(description="which world")
+    name: str = Field(description="name of the world")
     options: Options = Field(default={}, description="arguments of the environment, as in '{max_episode_steps: 200}'")
-    keep: IntList = Field(default=(), description="indices of the observation to show; none: all")
+    keep: IntList = Field(default=(), description="observation indices to keep (none: all)")
     previous_action: bool = Field(default=False, description="add the previous action to the observation")
     previous_reward: bool = Field(default=False, description="add the previous reward to the observation")
     tell_first: bool = Field(default=False, description="add the episode start to the observation")
@@ -226,7 +226,7 @@ class GymConfig(ExternalEnvConfig):
     autoreset: Literal["auto", "same_step", "next_step", "disabled"] = Field(
         default="auto", description="autoreset mode; auto: same_step, or that of a native vector environment"
     )
-    wrappers: NameList = Field(default=(), description="package.module:Class,... around it, innermost first")
+    wrappers: NameList = Field(default=(), description="wrappers, innermost first: package.module:Class,...")
 
 
 class PopGymConfig(GymConfig):
@@ -239,7 +239,7 @@ class PettingZooConfig(ExternalEnvConfig):
     """Parallel environments of PettingZoo, shared by several agents: MODULE or package.module:function."""
 
     family: ClassVar[Family] = Family("holdfast.worlds.pettingzoo:PettingZooWorld", ids="MODULE", package="pettingzoo")
-    wrappers: NameList = Field(default=(), description="package.module:function,... around it, innermost first")
+    wrappers: NameList = Field(default=(), description="wrappers, innermost first: package.module:function,...")
 
 
 class EnvpoolConfig(ExternalEnvConfig):

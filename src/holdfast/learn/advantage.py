@@ -21,7 +21,7 @@ def gae(
     gamma: float,
     lam: float,
 ) -> Float[Tensor, "B T"]:
-    """Generalised advantage estimation (Schulman et al. 2016) with truncation bootstrap.
+    """Generalized advantage estimation (Schulman et al. 2016) with truncation bootstrap.
 
     delta[t] = r[t+1] + gamma V'[t+1] - V[t]        A[t] = delta[t] + gamma lam n[t+1] A[t+1]
 

@@ -33,8 +33,8 @@ class NonFiniteReport:
     loss_function: LossFunction
     """Loss and metrics of outputs, rows, targets and teacher outputs."""
 
-    def raise_(self, when: str, at_once: int) -> None:
-        """Raise, naming the first non-finite tensor, its steps and its agents; replays `at_once` rows a call.
+    def raise_(self, when: str, batch_size: int) -> None:
+        """Raise, naming the first non-finite tensor, its steps and its agents; replays `batch_size` rows a call.
 
         Checks in causal order: weights, stored steps, targets, outputs of teachers and policy, loss terms, gradients.
         """
@@ -47,7 +47,7 @@ class NonFiniteReport:
         for teacher in self.teacher_outputs:
             stored |= {f"{name} of teacher {teacher.name}": getattr(teacher, name) for name in ("params", "values")}
         self._raise_first(stored, when)
-        batches = torch.arange(len(self.rows), device=self.index.device).split(at_once)
+        batches = torch.arange(len(self.rows), device=self.index.device).split(batch_size)
         with torch.no_grad():
             outputs = [replay(self.policy, self.rows.rows(batch)) for batch in batches]
         keys = ("act_log_prob", "values", "entropy")

@@ -198,11 +198,11 @@ class Learner:
         config = config or self.config
         metrics = measure_staleness(self.policy, segments, collector.next_step)
         if config.stale == "recompute":
-            _, after = recompute(self.policy, segments, at_once=_segments_per_minibatch(config))
+            _, after = recompute(self.policy, segments, batch_size=_segments_per_minibatch(config))
             self.policy.store.write(0, after)
         elif config.stale == "burn_in":
             assert collector.next_burn_in is not None, "a collector with burn-in has collected a rollout"
-            burn_in_live(self.policy, collector.next_burn_in, at_once=_segments_per_minibatch(config))
+            burn_in_live(self.policy, collector.next_burn_in, batch_size=_segments_per_minibatch(config))
         return metrics
 
     def state(self) -> dict[str, Any]:
@@ -242,7 +242,7 @@ class Learner:
     def _refresh_targets(self, segments: Segments, targets: Targets, config: TrainerConfig) -> Targets:
         """Recompute entry states and targets before an epoch, as the config says."""
         if config.stale == "recompute":
-            entry_state, _ = recompute(self.policy, segments, at_once=_segments_per_minibatch(config))
+            entry_state, _ = recompute(self.policy, segments, batch_size=_segments_per_minibatch(config))
             segments.entry_state.update_(entry_state.flatten(0, 1))
         if config.refresh == "epoch":
             refresh_bootstrap(segments)
@@ -276,7 +276,7 @@ class Learner:
         if not bool(torch.isfinite(norm + loss)):
             batch = (rows, targets, teacher_outputs)
             report = NonFiniteReport(self.policy, segments, index, *batch, self._loss_function(ppo))
-            report.raise_(location, at_once=len(rows) // config.accumulate)
+            report.raise_(location, batch_size=len(rows) // config.accumulate)
         for optimizer in self.optimizers.values():
             optimizer.step()
         optimizers.clip_weights(self.policy, self.weight_bounds, config.clip_range)

@@ -33,16 +33,16 @@ def state_after(policy: LSTMWrapper, steps: TensorDictBase, state: TensorDict) -
 
 
 @torch.no_grad()
-def recompute(policy: LSTMWrapper, segments: Segments, *, at_once: int) -> tuple[TensorDict, TensorDict]:
+def recompute(policy: LSTMWrapper, segments: Segments, *, batch_size: int) -> tuple[TensorDict, TensorDict]:
     """Recompute states with current weights: `[A,S]` before each segment, and `[A]` after the last one.
 
-    Starts from the first entry state of the rollout, `at_once` agents a call.
+    Starts from the first entry state of the rollout, `batch_size` agents a call.
     """
     shape = segments.agent_shape
     steps = segments.steps.select(*POLICY_INPUTS, "actions").unflatten(0, shape)
     entry = segments.entry_state.unflatten(0, shape)
     entries, after = [], []
-    for batch, state in zip(steps.split(at_once), entry[:, 0].split(at_once), strict=True):
+    for batch, state in zip(steps.split(batch_size), entry[:, 0].split(batch_size), strict=True):
         states = [state]
         for k in range(segments.segments_per_agent):
             states.append(state_after(policy, batch[:, k], states[-1]))
@@ -60,9 +60,9 @@ def burn_in_rows(policy: LSTMWrapper, segments: Segments) -> Segments:
 
 
 @torch.no_grad()
-def burn_in_live(policy: LSTMWrapper, burn_in: BurnIn, *, at_once: int) -> None:
+def burn_in_live(policy: LSTMWrapper, burn_in: BurnIn, *, batch_size: int) -> None:
     """Replace the live states by those after the burn-in steps before the next rollout."""
-    batches = zip(burn_in.steps.split(at_once), burn_in.entry_state.split(at_once), strict=True)
+    batches = zip(burn_in.steps.split(batch_size), burn_in.entry_state.split(batch_size), strict=True)
     states = [state_after(policy, steps, entry) for steps, entry in batches]
     policy.store.write(0, cast("TensorDict", torch.cat(list[Any](states))))
 
@@ -82,7 +82,7 @@ def measure_staleness(policy: LSTMWrapper, segments: Segments, next_step: Step) 
     sample = torch.arange(num_sampled, device=segments.version.device) * (agents // num_sampled)
     rows = segments.rows((sample[:, None] * count + torch.arange(count, device=sample.device)).flatten())
     rows = Segments(rows.steps, rows.entry_state, rows.tail, rows.version, num_sampled)
-    fresh_entry, fresh_live = recompute(policy, rows, at_once=num_sampled)
+    fresh_entry, fresh_live = recompute(policy, rows, batch_size=num_sampled)
     entry = rows.entry_state.unflatten(0, (num_sampled, count))[:, 1:]
     live = policy.store.read(0, agents)[sample]
     stored = torch.cat([entry, live[:, None]], dim=1)

@@ -44,13 +44,13 @@ class Teacher:
         config: TeacherConfig,
         *,
         agents: int,
-        at_once: int,
+        batch_size: int,
         files: Mapping[str, bytes] | None = None,
     ) -> None:
         self.files = files or {}
         """The files that rebuild it on resume."""
         self.name, self.policy, self.config = name, policy.eval().requires_grad_(False), config
-        self._slices = {start: min(at_once, agents - start) for start in range(0, agents, at_once)}
+        self._slices = {start: min(batch_size, agents - start) for start in range(0, agents, batch_size)}
         policy.store.allocate(self._slices)
 
     def require_same_actions(self, student: LSTMWrapper) -> None:
@@ -67,7 +67,7 @@ class Teacher:
         missing = [name for name in spec.action_names if names and name not in names]
         if not missing:
             return ""
-        return f"teacher {self.name} does not know {', '.join(missing)}: it gives them probability 0."
+        return f"teacher {self.name} does not have the actions {', '.join(missing)}; their probability is 0."
 
     @torch.no_grad()
     def run(self, segments: Segments, global_step: int) -> TeacherOutput | None:

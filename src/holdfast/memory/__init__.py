@@ -13,7 +13,7 @@ from holdfast.memory.state_store import StateStore
 from holdfast.registry import Registry
 
 CELLS: Registry[Cell] = Registry(
-    "memory", "policy.memory=", "holdfast.cells", Cell, {"lstm": LSTM, "gru": GRU, "minlstm": MinLSTM, "none": NoMemory}
+    "cell", "policy.memory=", "holdfast.cells", Cell, {"lstm": LSTM, "gru": GRU, "minlstm": MinLSTM, "none": NoMemory}
 )
 register_cell = CELLS.register
 find_cell = CELLS.find

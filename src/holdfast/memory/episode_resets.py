@@ -18,14 +18,14 @@ def reset_mask(td: TensorDictBase, clear_on: ClearOn) -> Bool[Tensor, "..."]:
     """Return where memory is cleared before it reads.
 
     That is `first`, or without it `dones | truncateds`, or either of them alone: in worlds that
-    reset in the same step, the observation that comes with a flag opens an episode.
+    reset in the same step, the observation that comes with a flag starts an episode.
     """
     flags = [td[key] for key in ("first",) if key in td]
     flags = flags or [td[key] for key in ("dones", "truncateds") if key in td]
     if not flags:
         raise ContractError(
             "The TensorDict has none of first, dones, truncateds, so episode starts are unknown. "
-            'Set td["first"]: true where the observation opens an episode.'
+            'Set td["first"]: true where the observation starts an episode.'
         )
     clear = flags[0].bool()
     for flag in flags[1:]:
@@ -34,6 +34,6 @@ def reset_mask(td: TensorDictBase, clear_on: ClearOn) -> Bool[Tensor, "..."]:
         return torch.zeros_like(clear)
     if clear_on == "trial":
         if "trial" not in td:
-            raise ContractError('memory.clear_on=trial needs td["trial"]: true where a new trial opens.')
+            raise ContractError('memory.clear_on=trial needs td["trial"]: true where a new trial starts.')
         clear = clear | td["trial"].bool()
     return clear

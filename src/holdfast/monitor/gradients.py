@@ -138,5 +138,5 @@ def advice(steps: int, horizon: int) -> str:
     text = f"{SHARE:.0%} of the gradient lies within {steps} of {horizon} steps".replace("%", " %")
     shorter = 2 ** math.ceil(math.log2(ROOM * steps)) if steps else horizon
     if steps >= EDGE * horizon:
-        return f"{text}, up to the segment's edge: a longer trainer.bptt_horizon may help."
-    return f"{text}: a trainer.bptt_horizon of {shorter} would do." if shorter < horizon else ""
+        return f"{text}, up to the segment edge; try a longer trainer.bptt_horizon."
+    return f"{text}: trainer.bptt_horizon={shorter} is enough." if shorter < horizon else ""

@@ -245,7 +245,7 @@ class Readings:
         """Format the first warm and the last reading, and the growth."""
         step, size = self._base or self._all[0]
         now, growth = self._all[-1][0], self.growth()
-        pace = "" if growth is None else f", {growth / MIB:,.0f} MiB a million steps"
+        pace = "" if growth is None else f", {growth / MIB:,.0f} MiB per million steps"
         return f"{size / MIB:,.0f} MiB at step {step:,}, {self.latest / MIB:,.0f} MiB at step {now:,}{pace}"
 
 

@@ -85,9 +85,9 @@ def load(name: str | Path, device: str = "cpu", *, log: Log = warn, trust_code: 
         return Player.from_pretrained(repo_id, device=device, trust_code=bool(trust_code))
     folder = Path(name)
     if not folder.is_dir():
-        raise ConfigError(f"{name} is no folder; give runs/NAME, one of its checkpoints, or {HUB}owner/name.")
+        raise ConfigError(f"{name} is not a folder; give runs/NAME, one of its checkpoints, or {HUB}owner/name.")
     if not (folder / "config.json").exists():
-        raise ConfigError(f"{folder} has no config.json, so it is no run and no checkpoint.")
+        raise ConfigError(f"{folder} has no config.json, so it is neither a run nor a checkpoint.")
     return Player(*_read(folder, device, log, trust_code))
 
 

@@ -83,7 +83,7 @@ def fetch(name: str | Path, **options: Any) -> Path:
     """
     for option in options:
         if option not in DOWNLOAD:
-            raise ConfigError(f"hub:{name} has no option {option}=; there is {', '.join(DOWNLOAD)}.")
+            raise ConfigError(f"hub:{name} has no option {option}=; choose from {', '.join(DOWNLOAD)}.")
     if isinstance(name, Path) or name.startswith(LOCAL):
         return Path(name).expanduser()
     try:

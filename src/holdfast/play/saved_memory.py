@@ -80,9 +80,9 @@ def read_memory(file: Path) -> SavedMemory:
             leaves = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
     except (OSError, SafetensorError, ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
-        raise ContractError(f"{file} is damaged, or no saved memory: {reason}.") from error
+        raise ContractError(f"{file} is damaged, or not a saved memory: {reason}.") from error
     if metadata.get("kind") != KIND:
-        raise ContractError(f"{file} is no saved memory; give a file that session.save wrote.")
+        raise ContractError(f"{file} is not a saved memory; give a file that session.save wrote.")
     if metadata.get("format") != FORMAT:
         raise ContractError(f"{file} has the format {metadata.get('format')}; this version of Holdfast reads {FORMAT}.")
     checksum = metadata.pop("sha256", "none")

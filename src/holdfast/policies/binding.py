@@ -83,8 +83,8 @@ class Binding(nn.Module):
         tables = _index_tables(features, actions, spec, next(policy.parameters()).device)
         if not translate and any(table is not None for table in tables):
             raise ContractError(
-                f"{type(policy).__name__} is written by hand and reads the world as it is; here features or "
-                "actions have other places than where it was bound first. Inherit RecurrentPolicy for that."
+                f"{type(policy).__name__} is written by hand and reads the world as it is; features or "
+                "actions have other indices in this world. Inherit RecurrentPolicy for that."
             )
         self._set_names(policy, features, actions)
         self.spec, (self._feature_index, self._action_index) = spec, tables
@@ -133,7 +133,7 @@ class Binding(nn.Module):
     def _require_same_kind(self, spec: WorldSpec) -> None:
         if bool(spec.features) != bool(self.features):
             kind = "tokens" if self.features else "no tokens"
-            raise ContractError(f"This policy reads {kind}; the world it is bound to now differs in that.")
+            raise ContractError(f"This policy reads {kind}, unlike the world it is being bound to.")
         old = self.spec
         if old is None:
             return

@@ -64,7 +64,7 @@ def encoder_of(space: spaces.Space[Any], size: int, name: str = "observation") -
         return VectorEncoder(np.zeros(space.shape), np.ones(space.shape), size)
     if not isinstance(space, spaces.Box):
         raise ContractError(
-            f"{name}={space}: there is no encoder for {type(space).__name__}; there is one for Box, "
+            f"{name}={space}: no encoder for {type(space).__name__}; supported are Box, "
             "Discrete, MultiDiscrete, MultiBinary, Dict and Tuple. Use one of these in the world, or write "
             "a policy with an `encode` of your own."
         )

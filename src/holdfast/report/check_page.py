@@ -160,7 +160,7 @@ def _card(name: str, law: Law) -> str:
 
 
 def _figure(reach: Reach) -> str:
-    agent = telling_agent(reach)
+    agent = agent_with_most_leaks(reach)
     data = b64encode(reach_png(reach, agent, dpi=170)).decode()
     alt = f"Which outputs of agent {agent} change with the observation of each step"
     legend = "".join(f"<li>{escape(line)}</li>" for line in LEGEND)
@@ -213,7 +213,7 @@ def missing(reach: Reach, panel: str) -> Bool[Tensor, "N A N"]:
     return (change == 0) & may_reach(reach, panel) & soon & valid.T[:, :, None] & valid
 
 
-def telling_agent(reach: Reach) -> int:
+def agent_with_most_leaks(reach: Reach) -> int:
     """Return the agent with most leaks, then most missing changes, then most episode starts."""
 
     def count(cells: Cells) -> list[int]:
@@ -225,7 +225,7 @@ def telling_agent(reach: Reach) -> int:
 
 def reach_picture(reach: Reach, agent: int | None = None) -> Figure:
     """Draw one agent's reach of information in rollout and replay, and of gradients; LEGEND explains it."""
-    agent = telling_agent(reach) if agent is None else agent
+    agent = agent_with_most_leaks(reach) if agent is None else agent
     figure = Figure(figsize=(12, 4.9), dpi=100, layout="constrained", facecolor="white")
     axes = figure.subplots(1, len(PANELS), sharex=True, sharey=True)
     norm = _scale([getattr(reach, panel)[:, agent] for panel in PANELS])

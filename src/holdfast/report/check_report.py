@@ -30,7 +30,8 @@ def number(value: float) -> str:
 
 def bound(part: Measurement) -> str:
     """Format a bound with its comparison sign."""
-    return f"{'>' if part.comparison == 'more than' else '≤'} {_limit(part)}"
+    sign = ">" if part.comparison == "more than" else "≤" if part.bound else "="
+    return f"{sign} {_limit(part)}"
 
 
 def _limit(part: Measurement) -> str:

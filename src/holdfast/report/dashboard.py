@@ -15,7 +15,7 @@ from rich.text import Text
 
 from holdfast.monitor.replay_check import REPLAY_ALARM
 from holdfast.report.metrics import Metrics, replay_error
-from holdfast.report.text import RunningMeans, bytes_in_words, clock, short_number, spark
+from holdfast.report.text import RunningMeans, clock, format_bytes, short_number, sparkline
 
 
 class TableCell(NamedTuple):
@@ -174,7 +174,7 @@ class Dashboard:
             table.add_row(Text(name.partition("@")[2], DIM), short_number(self.metrics[name], 3))
         if len(per_world) > MAX_WORLDS:
             table.add_row(Text(f"and {len(per_world) - MAX_WORLDS} more", DIM), "")
-        curve = Text(spark(self.returns.points, width), "cyan")
+        curve = Text(sparkline(self.returns.points, width), "cyan")
         return Group(table, curve) if self.returns.points else table
 
     def _learning(self) -> RenderableType:
@@ -198,10 +198,10 @@ class Dashboard:
         for name in ("process", "gpu"):
             if f"machine/{name}_bytes" in self.metrics:
                 peak = self.metrics.get(f"machine/{name}_peak_bytes")
-                suffix = "" if peak is None else f", peak {bytes_in_words(peak)}"
-                yield TableCell(f"{name} {bytes_in_words(self.metrics[f'machine/{name}_bytes'])}{suffix}")
+                suffix = "" if peak is None else f", peak {format_bytes(peak)}"
+                yield TableCell(f"{name} {format_bytes(self.metrics[f'machine/{name}_bytes'])}{suffix}")
         if "machine/growth" in self.metrics and self.metrics["iteration"] >= GROWTH_ITERATIONS:
-            yield TableCell(f"growth {bytes_in_words(self.metrics['machine/growth'])} per million steps")
+            yield TableCell(f"growth {format_bytes(self.metrics['machine/growth'])} per million steps")
 
 
 def lines(cells: list[TableCell], width: int, style: str = "") -> Iterator[Text]:

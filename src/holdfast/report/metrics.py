@@ -34,19 +34,6 @@ def find_metric(name: str) -> Metric | None:
     return METRICS.get(name.partition("@")[0])
 
 
-GROUPS = {
-    "": "Progress",
-    "time": "Time per phase",
-    "charts": "Episodes and optimisation",
-    "losses": "Losses",
-    "memory": "Memory",
-    "gradients": "Gradients",
-    "weights": "Weights",
-    "machine": "Machine",
-    "eval": "Evaluation",
-}
-"""Title of each prefix, in the order of the documentation."""
-
 METRICS: dict[str, Metric] = {
     "global_step": Metric("steps", "agent steps so far; invalid steps are not counted"),
     "iteration": Metric("count", "rollouts and updates so far"),
@@ -60,11 +47,11 @@ METRICS: dict[str, Metric] = {
     "charts/episodes": Metric("count", "episodes that ended in the last rollout"),
     "charts/episodic_return": Metric("reward", "mean return of the episodes that ended"),
     "charts/episodic_length": Metric("steps", "mean length of the episodes that ended"),
-    "charts/learning_rate": Metric("", "learning rate of the optimiser"),
+    "charts/learning_rate": Metric("", "learning rate of the optimizer"),
     "charts/scheduled": Metric("", "`@KEY`: current value of a config key with a schedule"),
     "charts/epochs": Metric("count", "epochs of the last update; fewer than configured: stopped by target KL"),
-    "charts/gradient_steps": Metric("count", "optimiser steps of the last update"),
-    "charts/beta": Metric("", "importance-sampling exponent of prioritised sampling"),
+    "charts/gradient_steps": Metric("count", "optimizer steps of the last update"),
+    "charts/beta": Metric("", "importance-sampling exponent of prioritized sampling"),
     "losses/policy_loss": Metric("", "clipped policy loss, mean over minibatches"),
     "losses/value_loss": Metric("", "value loss, mean over minibatches"),
     "losses/entropy": Metric("nats", "mean entropy of the action distribution"),

@@ -36,7 +36,7 @@ def short_number(number: int | float, digits: int = 2) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-def bytes_in_words(count: int | float) -> str:
+def format_bytes(count: int | float) -> str:
     """Format a number of bytes with a binary unit."""
     size, sign, units = abs(count), "-" if count < 0 else "", ["B", "KiB", "MiB", "GiB"]
     while size >= 1024 and len(units) > 1:
@@ -70,7 +70,7 @@ class RunningMeans:
             self._window *= 2
 
 
-def spark(points: Sequence[int | float], width: int) -> str:
+def sparkline(points: Sequence[int | float], width: int) -> str:
     """Draw a curve as a sparkline, scaled from its minimum to its maximum."""
     if not points or width < 1:
         return ""
@@ -134,11 +134,11 @@ def score_table(first: str, rows: Sequence[tuple[str, EvalResult]]) -> Table:
     return table
 
 
-def lead_line(lead: Score) -> str:
+def margin_line(margin: Score) -> str:
     """Describe the difference of two policies and whether its confidence interval excludes 0."""
-    low, high = lead.mean_ci95
+    low, high = margin.mean_ci95
     verdict = "this one is better" if low > 0 else "the other is better" if high < 0 else "not significant"
-    return f"difference {lead.mean:+.3f}, 95 % interval {low:+.3f} to {high:+.3f}: {verdict}"
+    return f"difference {margin.mean:+.3f}, 95 % interval {low:+.3f} to {high:+.3f}: {verdict}"
 
 
 def score_json(score: Score, prefix: str = "") -> dict[str, Any]:
@@ -151,7 +151,7 @@ def score_json(score: Score, prefix: str = "") -> dict[str, Any]:
     }
 
 
-def bests(spec: WorldSpec) -> str:
+def best_returns_line(spec: WorldSpec) -> str:
     """Describe the best possible returns with and without memory, where the world declares them."""
     returns = {"best possible return": spec.best_return, "without memory": spec.best_return_without_memory}
     return " · ".join(f"{name} {best:.3f}" for name, best in returns.items() if best is not None)

@@ -347,6 +347,8 @@ def require_trackers(**modes: str) -> None:
     """Raise if a tracker is unknown, or the package of a built-in one is missing; nothing is imported."""
     for key, mode in modes.items():
         if key == "tracker":
+            if mode in BUILTIN:
+                raise ConfigError(f"tracker={mode} is built in; write {mode}={'offline' if mode == 'wandb' else 'on'}.")
             TRACKERS.require(mode)
             if ":" in mode:
                 # Here, since the process that imports it does not know who named it.

@@ -39,7 +39,7 @@ def step_to_td(step: Step, start: int, uniform: Tensor) -> TensorDict:
     return policy_td(leaves, start=start, draws=uniform)
 
 
-class Turn(NamedTuple):
+class AgentGroup(NamedTuple):
     """Agents that act together: all of them in a synchronous world."""
 
     agent_ids: Int[Tensor, " N"] | None
@@ -50,27 +50,27 @@ class Turn(NamedTuple):
     step: Step
 
 
-def async_turns(
+def async_groups(
     groups: Sequence[Int[Tensor, " _"]], next_step: Step, length: int, recv: Callable[[], PartialStep]
-) -> Generator[Turn, None, Step]:
+) -> Generator[AgentGroup, None, Step]:
     """Yield the agents that are ready to act, first all of `next_step`, `length` times each; return their next step."""
     counts, device = torch.zeros(len(next_step.reward), dtype=torch.long), next_step.reward.device
     ready = deque(PartialStep(rows, select(next_step, rows)) for rows in groups)
     finished, num_finished = list[PartialStep](), 0
     while num_finished < len(counts):
-        turn = ready.popleft() if ready else recv()
-        t = counts[turn.rows]
+        group = ready.popleft() if ready else recv()
+        t = counts[group.rows]
         done = (t >= length).nonzero().flatten()
         if len(done):
-            finished.append(PartialStep(turn.rows[done], select(turn.step, done)))
+            finished.append(PartialStep(group.rows[done], select(group.step, done)))
             num_finished += len(done)
             acting = (t < length).nonzero().flatten()
             if not len(acting):
                 continue
-            turn, t = PartialStep(turn.rows[acting], select(turn.step, acting)), t[acting]
+            group, t = PartialStep(group.rows[acting], select(group.step, acting)), t[acting]
         common = int(t[0]) if bool((t == t[0]).all()) else t
-        yield Turn(turn.rows, as_slice(turn.rows, device), common, turn.step)
-        counts[turn.rows] += 1
+        yield AgentGroup(group.rows, as_slice(group.rows, device), common, group.step)
+        counts[group.rows] += 1
     return concat(finished)
 
 
@@ -138,10 +138,10 @@ class Collector:
         offsets = (0, (self.horizon - self.burn_in) % self.horizon) if self.burn_in else (0,)
         sizes = (self._agent, self.length, self.horizon)
         recorders = [EntryStateRecorder(self._state, *sizes, at) for at in offsets]
-        for turn in self._turns():
+        for group in self._groups():
             for recorder in recorders:
-                recorder.record(turn.rows, turn.t)
-            self._env_step(turn)
+                recorder.record(group.rows, group.t)
+            self._env_step(group)
         self._clock += self.length
         assert self._steps is not None, "a rollout has at least one step"
         raise_violations(self.world)
@@ -152,26 +152,26 @@ class Collector:
             self._require_finite(outputs, valid.any(1), when)
         return self._to_segments(self._steps, version, *(recorder.states for recorder in recorders))
 
-    def _turns(self) -> Iterator[Turn]:
+    def _groups(self) -> Iterator[AgentGroup]:
         """Yield the agents that act next, until each acted `length` times."""
         world = self.world
         if isinstance(world, AsyncWorld):
             recv = partial(self._recv, world)
-            self.next_step = yield from async_turns(world.groups, self.next_step, self.length, recv)
+            self.next_step = yield from async_groups(world.groups, self.next_step, self.length, recv)
             return
         for t in range(self.length):
-            yield Turn(None, ALL, t, self.next_step)
+            yield AgentGroup(None, ALL, t, self.next_step)
 
     def _recv(self, world: AsyncWorld) -> PartialStep:
         with self.timer.timing("world"):
-            turn = world.recv()
-        self.episodes.on_step(turn.step, as_slice(turn.rows, self._agent.device))
-        return turn
+            group = world.recv()
+        self.episodes.on_step(group.step, as_slice(group.rows, self._agent.device))
+        return group
 
-    def _env_step(self, turn: Turn) -> None:
-        """Let the policy act for the agents of a turn, store the transition, and step the world."""
-        rows, step, actions = turn.rows, turn.step, self.policy.actions
-        clock = self._clock + turn.t
+    def _env_step(self, group: AgentGroup) -> None:
+        """Let the policy act for the agents of a group, store the transition, and step the world."""
+        rows, step, actions = group.rows, group.step, self.policy.actions
+        clock = self._clock + group.t
         clock = clock if isinstance(clock, int) else clock.to(self._agent.device)
         if self._on_step is not None:
             self._on_step(step, rows)
@@ -192,10 +192,10 @@ class Collector:
             self._require_finite({key: td[key] for key in (actions.key, "values")}, step.valid, f"step {when}")
         td["last_values"] = last_values
         # Before the world steps: it may write its next step into the same tensors.
-        self._store(rows, turn.t, td.select(*self._keys))
+        self._store(rows, group.t, td.select(*self._keys))
         with self.timer.timing("world"):
-            if turn.agent_ids is not None:
-                cast("AsyncWorld", self.world).send(turn.agent_ids, td["actions"])
+            if group.agent_ids is not None:
+                cast("AsyncWorld", self.world).send(group.agent_ids, td["actions"])
                 return
             self.next_step = self.world.step(td["actions"])
         self.episodes.on_step(self.next_step)

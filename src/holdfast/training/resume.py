@@ -32,7 +32,7 @@ FREE = ("policy.kernel", "policy.compile")
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """A run's directory, the checkpoint to resume from, and the config to resume with."""
+    """A run's folder, the checkpoint to resume from, and the config to resume with."""
 
     folder: RunDir
     checkpoint: Checkpoint
@@ -81,7 +81,7 @@ class ResumePoint:
 
 @contextmanager
 def locked_run(path: Path) -> Iterator[None]:
-    """Lock the directory of a run to resume, before its checkpoints are read."""
+    """Lock the folder of a run to resume, before its checkpoints are read."""
     if not path.is_dir():
         raise ConfigError(f"--resume {path}: no such folder; give a run's folder, for example runs/NAME.")
     if not RunDir(path).numbered():

@@ -60,7 +60,7 @@ class RunResult:
 
 
 class MetricsLogger:
-    """Writes metrics to the run directory and to the trackers, if there are any."""
+    """Writes metrics to the run folder and to the trackers, if there are any."""
 
     def __init__(self, file: MetricsFile, trackers: Trackers | None, latest: Metrics) -> None:
         self._file, self._trackers, self.latest = file, trackers, latest
@@ -191,7 +191,7 @@ def _setup(
         folder = resume_point.folder
     console = _make_console(config, folder, policy, device, resume_point)
     if isinstance(world, WorkerPool):
-        world.set_log(console.alarm, folder.path / "lost_workers.txt")
+        world.set_log(console.alarm, folder.path / "crashed_workers.txt")
     if resume_point is None:
         warnings = [teacher.unknown_names(world.spec) for teacher in teachers]
         _print_banner(console, config, folder, recipe, warnings)
@@ -253,7 +253,7 @@ def _make_logger(
             stack.enter_context(trackers)
     except ConfigError:
         if resume_point is None:
-            # Nothing was trained: leave no run directory.
+            # Nothing was trained: leave no run folder.
             shutil.rmtree(folder.path)
         raise
     file = stack.enter_context(closing(MetricsFile(folder.metrics)))

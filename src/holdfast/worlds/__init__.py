@@ -7,9 +7,9 @@ from holdfast.worlds.step import Feature, Step, World, WorldSpec
 
 if TYPE_CHECKING:
     from holdfast.worlds.builtin.symbols import Recall
-    from holdfast.worlds.make import WORLDS, closing_world, make_world, world_options
+    from holdfast.worlds.make import closing_world, make_world, world_options
 
-__all__ = ["WORLDS", "Feature", "Recall", "Step", "World", "WorldSpec", "closing_world", "make_world", "world_options"]
+__all__ = ["Feature", "Recall", "Step", "World", "WorldSpec", "closing_world", "make_world", "world_options"]
 
 
 def __getattr__(name: str) -> Any:

@@ -25,9 +25,9 @@ VIOLATIONS = {
     "outside": "got an observation outside of its discrete observation space",
     "last_obs": "was truncated, and its last_obs is not finite",
     "never": "was truncated, but the world declares truncates='never'; declare 'always' and give last_obs",
-    "again": "ends (terminated, truncated) a second time: set the end of an episode once",
-    "no end": "begins an episode (first), but the one it acted in has not ended (terminated or truncated)",
-    "no first": "acts on after its episode has ended: set first where the next one begins, valid=False until",
+    "again": "ends (terminated, truncated) twice; set the flag once per episode",
+    "no end": "starts an episode (first), but its previous episode has not ended; set terminated or truncated",
+    "no first": "acts after its episode ended; set first where the next episode starts, and valid=False until then",
 }
 """What can be wrong with an agent's row, in the order of precedence."""
 TRACKED = {
@@ -42,7 +42,7 @@ violations as a bit mask, and their step."""
 
 
 @runtime_checkable
-class Settleable(Protocol):
+class RecordsViolations(Protocol):
     """A world that records violations on the device and raises them on request."""
 
     def raise_violations(self) -> None:
@@ -234,7 +234,7 @@ def checked(world: World) -> World:
 
 def raise_violations(world: World) -> None:
     """Raise the first violation that a world has recorded, if any."""
-    if isinstance(world, Settleable):
+    if isinstance(world, RecordsViolations):
         world.raise_violations()
 
 

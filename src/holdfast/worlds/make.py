@@ -9,25 +9,20 @@ from typing import Any
 import gymnasium
 
 from holdfast.config.world_names import world_config_class, world_prefix
-from holdfast.config.worlds import WORLD_CONFIGS, WorldConfig
+from holdfast.config.worlds import WorldConfig
 from holdfast.errors import ConfigError, HoldfastError, did_you_mean
 from holdfast.registry import import_object, load_object
 from holdfast.trust import require_trust_in, require_trust_to_call
 from holdfast.worlds.builtin.symbols import Recall
 from holdfast.worlds.step import Closeable, World
 
-__all__ = ["WORLDS", "Recall", "closing_world", "make_world", "world_options"]
-
-WORLDS: dict[str, Callable[..., World]] = {
-    name: load_object(kind.family.constructor, "world.name=") for name, kind in WORLD_CONFIGS.items()
-}
-"""The built-in worlds."""
+__all__ = ["Recall", "closing_world", "make_world", "world_options"]
 
 
 def make_world(name: str, agents: int = 64, **options: Any) -> World:
     """Build a world by its name: `make_world("recall", agents=64, delay=8, cues=4)`.
 
-    Besides the built-in `WORLDS` there are `gym:ID`, `popgym:NAME`, `pettingzoo:MODULE`, `envpool:ID`,
+    Besides the built-in worlds there are `gym:ID`, `popgym:NAME`, `pettingzoo:MODULE`, `envpool:ID`,
     `mettagrid:NAME`, user classes and functions as `package.module:Name`, and `mixture` with
     `parts="recall weight=3 + n_back back=3"`. Every world takes `seed` and `device`.
     """

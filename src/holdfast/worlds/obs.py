@@ -153,9 +153,9 @@ def check_actions(actions: Tensor, agents: int, space: int | spaces.MultiDiscret
     continuous = isinstance(space, spaces.Box)
     if actions.shape != shape or actions.is_floating_point() != continuous:
         what = (
-            f"{agents} whole numbers below {space}"
+            f"{agents} integers below {space}"
             if isinstance(space, int)
-            else f"{'fractions' if continuous else 'whole numbers'} {shape} for {space}"
+            else f"{'floats' if continuous else 'integers'} {shape} for {space}"
         )
         raise ContractError(
             f"actions are {tuple(actions.shape)} {actions.dtype}; this world has {agents} agents and needs {what}."

@@ -169,7 +169,7 @@ def find_parallel_env(
     source = _resolve(env) if isinstance(env, str) else env
     name = f"{PREFIX}{name_of(env)}"
     if not callable(source):
-        raise ConfigError(f"{name}: {source!r} is no function or class that makes a parallel environment.")
+        raise ConfigError(f"{name}: {source!r} is not a function or class that makes a parallel environment.")
     if isinstance(env, str) and ":" in env:
         require_trust_to_call(env, source)
     if isinstance(source, type) and not issubclass(source, zoo.ParallelEnv | zoo.AECEnv):

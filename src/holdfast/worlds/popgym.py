@@ -15,7 +15,7 @@ def popgym_world(agents: int, *, env: str, **keywords: Any) -> GymWorld:
     short = _short_name(env)
     names = [_short_name(name) for name in map(str, gymnasium.registry) if name.startswith("popgym-")]
     if short not in names:
-        hint = did_you_mean(short, names, f"there is {', '.join(names)}.")
+        hint = did_you_mean(short, names, f"choose from {', '.join(names)}.")
         raise ConfigError(f"world.name=popgym:{env}: popgym has no such environment; {hint}")
     return GymWorld(agents, env=f"popgym-{short}-v0", **keywords)
 

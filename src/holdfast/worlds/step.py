@@ -284,10 +284,10 @@ def check_action_space(space: spaces.Space[Any] | None, names: tuple[str, ...]) 
     """Require an action space that policies support."""
     if space is None:
         if not names:
-            raise ContractError("The world has no actions; name them by action_names, or give MultiDiscrete or Box.")
+            raise ContractError("The world has no actions; set action_names, or action=MultiDiscrete or Box.")
         return
     if isinstance(space, spaces.Discrete):
-        raise ContractError(f"action={space}: discrete actions go by action_names, one name an action.")
+        raise ContractError(f"action={space}: for discrete actions set action_names, one name per action.")
     if not isinstance(space, spaces.MultiDiscrete | spaces.Box):
         raise ContractError(f"action={space}: an action space is MultiDiscrete or Box.")
     if len(space.shape) != 1 or not space.shape[0]:
@@ -295,7 +295,7 @@ def check_action_space(space: spaces.Space[Any] | None, names: tuple[str, ...]) 
     if isinstance(space, spaces.MultiDiscrete) and bool((space.start != 0).any()):
         raise ContractError(f"action={space}: actions count from 0; leave out start and add it in the world.")
     if isinstance(space, spaces.Box) and space.dtype.kind != "f":
-        raise ContractError(f"action={space}: a Box of actions holds fractions; whole numbers: MultiDiscrete.")
+        raise ContractError(f"action={space}: a Box of actions must be floating-point; use MultiDiscrete for integers.")
     if names and len(names) != space.shape[0]:
         raise ContractError(
             f"There are {len(names)} action_names for the {space.shape[0]} entries of action={space}; name all or none."

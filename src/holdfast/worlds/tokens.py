@@ -102,7 +102,7 @@ class ActionTable:
         pairs, flat = torch.tensor(self.pairs, device=flat.device), flat.long()
         wrong = (flat < 0) | (flat >= len(pairs))
         if bool(wrong.any()):
-            raise ContractError(f"{int(flat[wrong][0])} is no action; there are 0 to {len(pairs) - 1}.")
+            raise ContractError(f"{int(flat[wrong][0])} is not an action; valid are 0 to {len(pairs) - 1}.")
         return pairs[flat]
 
     def join(self, pairs: Shaped[Tensor, "*batch 2"]) -> Int[Tensor, "*batch"]:
@@ -113,6 +113,6 @@ class ActionTable:
         wrong |= arg > most[kind.clamp(0, len(self.types) - 1)]
         if bool(wrong.any()):
             bad = pairs[wrong][0].tolist()
-            raise ContractError(f"(type {bad[0]}, argument {bad[1]}) is no action of this table.")
+            raise ContractError(f"(type {bad[0]}, argument {bad[1]}) is not an action of this table.")
         before = torch.cumsum(most + 1, 0) - (most + 1)
         return before[kind] + arg

@@ -1,5 +1,6 @@
 """Adapters of modules and functions: errors of policies that cannot be tested, and the choice of adapter."""
 
+import importlib
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +11,7 @@ from torch import nn
 import holdfast
 from helpers import foreign_policies as foreign
 from helpers.small_policy import OnlySpec, Small, make_small
+from holdfast import registry
 from holdfast.check import adapters
 from holdfast.check.adapters import CleanRL, Functions, HoldfastPolicy, PolicyAdapter, Puffer, RawModule
 from holdfast.errors import ConfigError, ContractError
@@ -110,7 +112,7 @@ def test_adapt_refuses_what_no_adapter_fits():
     [
         (lambda: nn.LSTM(5, 16), {}, RawModule),
         (foreign.Agent, {"actions": 3}, CleanRL),
-        (lambda: foreign.Swims(True), {"obs": 5}, Puffer),
+        (lambda: foreign.PufferStyle(True), {"obs": 5}, Puffer),
         (make_small, {"world": OnlySpec()}, HoldfastPolicy),
         (lambda: "fast", {}, HoldfastPolicy),
     ],
@@ -131,12 +133,19 @@ class FancyAdapter(RawModule):
 
 
 def test_adapter_of_another_package_takes_precedence(monkeypatch):
-    adapters.ADAPTERS.register("fancy", FancyAdapter)
+    point = SimpleNamespace(name="fancy", load=lambda: FancyAdapter)
+    monkeypatch.setattr(registry, "entry_points", lambda group: [point] if group == "holdfast.check_adapters" else [])
     assert type(adapters.adapt(Fancy(5, 16))) is FancyAdapter
     assert type(adapters.adapt(nn.GRU(5, 16))) is RawModule
     monkeypatch.setattr(FancyAdapter, "fits", lambda policy: isinstance(policy, nn.GRU))
-    monkeypatch.setattr(adapters, "entry_points", lambda group: [SimpleNamespace(name="fancy")])
     assert type(adapters.adapt(nn.GRU(5, 16))) is FancyAdapter
+
+
+def test_adapter_entry_point_that_cannot_be_loaded(monkeypatch):
+    point = SimpleNamespace(name="fancy", value="no.such:Thing", load=lambda: importlib.import_module("no.such"))
+    monkeypatch.setattr(registry, "entry_points", lambda group: [point])
+    with pytest.raises(ConfigError, match=r"^entry point fancy: no.such:Thing cannot be loaded"):
+        adapters.adapt(nn.GRU(5, 16))
 
 
 def test_half_precision_module_is_checked_in_float32():

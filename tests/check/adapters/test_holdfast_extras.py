@@ -89,7 +89,7 @@ def test_right_policy_obeys_the_law(law):
         ),
         (broken_policies.SharedSlices, "isolate", "agents in two slices"),
         (broken_policies.BootstrapAdvances, "pure", "live state after bootstrap values and replays"),
-        (broken_policies.SavesHalf, "restore", "outputs after set_memory"),
+        (broken_policies.CellStateNotSaved, "restore", "outputs after set_memory"),
         (broken_policies.WrongKernel, "agree", "cell against its reference, f64"),
         (broken_policies.OtherWhenCompiled, "agree", "outputs compiled against eager, f64"),
     ],

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from helpers.foreign_policies import Agent, Swims
+from helpers.foreign_policies import Agent, PufferStyle
 from holdfast.check.adapters import Puffer
 from holdfast.check.script import write_script
 from holdfast.errors import ConfigError
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("annotations_asleep")
 
 def make_adapter(clears=True, trainer="stored"):
     torch.manual_seed(0)
-    return Puffer(Swims(clears), obs=5, actions=3, trainer=trainer)
+    return Puffer(PufferStyle(clears), obs=5, actions=3, trainer=trainer)
 
 
 def make_script(adapter, share_of_starts=0.2):
@@ -23,9 +23,9 @@ def make_script(adapter, share_of_starts=0.2):
 
 
 def test_fits_policies_with_both_methods():
-    assert Puffer.fits(Swims(True))
+    assert Puffer.fits(PufferStyle(True))
     assert not Puffer.fits(Agent())
-    assert not Puffer.fits(Swims)
+    assert not Puffer.fits(PufferStyle)
 
 
 def test_initial_state_has_the_size_and_dtype_of_the_lstm():

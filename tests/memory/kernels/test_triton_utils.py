@@ -1,4 +1,4 @@
-"""What the interpreter cannot show: kernels compile for a GPU, fit its shared memory, and synchronise."""
+"""What the interpreter cannot show: kernels compile for a GPU, fit its shared memory, and synchronize."""
 
 import json
 import os

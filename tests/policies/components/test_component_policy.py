@@ -261,5 +261,5 @@ def test_memory_options_of_the_run_override_the_file():
     assert (make(SMALL, memory_init="original").lstm.cell.rnn.bias_hh_l0 == 1).all()
     with pytest.raises(GraphError, match="init='foo'"):
         make(with_line("component: LSTM", "component: Memory, init: foo"))
-    with pytest.raises(ConfigError, match=r"^There is no memory 'lst'; did you mean lstm"):
+    with pytest.raises(ConfigError, match=r"^There is no cell 'lst'; did you mean lstm"):
         make(SMALL, memory="lst")

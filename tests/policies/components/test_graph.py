@@ -103,5 +103,5 @@ def test_find_graph_in_the_working_directory(tmp_path, monkeypatch):
     (folder / "fast.yaml").write_text(SMALL)
     with pytest.raises(ConfigError, match=r"agent=configs/agent/fast.yaml"):
         find_graph("fast")
-    with pytest.raises(ConfigError, match="is no file"):
+    with pytest.raises(ConfigError, match="is not a regular file"):
         read_graph(folder)

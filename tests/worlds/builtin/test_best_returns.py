@@ -1,4 +1,4 @@
-"""Each world's best return is played by its oracle; the best without memory is found by trying them all."""
+"""Each oracle gets its world's best return; the best without memory is computed by enumeration."""
 
 from collections import Counter
 from functools import cache

@@ -111,7 +111,7 @@ def test_recall_feature_ids():
     world = make_world("recall", agents=1, cues=3)
     names = [feature.name for feature in world.spec.features]
     assert names == ["query", "cue_0", "cue_1", "cue_2"]
-    # Every token speaks at the full size of its feature's normalisation.
+    # Every token speaks at the full size of its feature's normalization.
     assert [feature.normalization for feature in world.spec.features] == [1.0, 255.0, 255.0, 255.0]
     assert (QUERY[2], cue_token(0)[2]) == (1, 255)
 
@@ -297,7 +297,7 @@ def test_recall_independent_of_other_agents():
     assert not torch.equal(torch.stack([s.reward for s in one]), torch.stack([s.reward for s in other]))
 
 
-def test_a_step_already_told_does_not_change_later():
+def test_returned_steps_are_not_overwritten():
     world = make_world("recall", agents=5, delay=(0, 2), truncate=True)
     told = [world.reset()]
     kept = [{name: getattr(told[0], name).clone() for name in ("obs", "reward", *FLAGS)}]
@@ -339,7 +339,7 @@ def test_actions_may_have_any_integer_dtype(dtype):
         ({"dellay": 3}, "no option 'dellay'; did you mean delay"),
     ],
 )
-def test_an_impossible_world_is_refused_by_what_to_type(options, message):
+def test_invalid_world_option_errors_say_what_to_type(options, message):
     with pytest.raises(ConfigError, match=message):
         make_world("recall", **options)
 
@@ -359,7 +359,7 @@ def test_step_rejects_wrong_number_of_actions():
 @pytest.mark.parametrize("actions", [torch.zeros(4), torch.zeros(4, 1, dtype=torch.long), torch.tensor(0)])
 def test_step_rejects_wrong_action_dtype(actions):
     # Called directly: in tests the annotations of `step` refuse these before the world can.
-    with pytest.raises(ContractError, match="needs 4 whole numbers below 3"):
+    with pytest.raises(ContractError, match="needs 4 integers below 3"):
         check_actions(actions, 4, 3)
 
 

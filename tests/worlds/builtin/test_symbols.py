@@ -1,4 +1,4 @@
-"""What is special about single worlds: who is away, what is seen when, and what is worth what."""
+"""Single symbol worlds: absent agents, observations by step, and rewards."""
 
 from itertools import pairwise
 

@@ -221,7 +221,7 @@ def test_invalid_actions_are_rejected():
     for wrong, message in (
         ([0, 2], "agent 1 took action 2; there are actions 0 to 1"),
         ([-1, 0], "agent 0 took action -1"),
-        ([0.0, 1.0], "whole numbers below 2"),
+        ([0.0, 1.0], "integers below 2"),
         ([0, 1, 1], "this world has 2 agents"),
     ):
         with pytest.raises(ContractError, match=message):

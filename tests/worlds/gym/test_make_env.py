@@ -11,6 +11,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from helpers.gym_envs import MODES, TERMINATED, TRUNCATED, Counting, Sampling, counting
 from holdfast.errors import ConfigError, ContractError
+from holdfast.registry import load_module
 from holdfast.worlds.gym import GymWorld
 
 SCRIPTS = [[(3, TRUNCATED)], [(2, TERMINATED)]]
@@ -133,6 +134,14 @@ def test_missing_package_names_its_extra(monkeypatch, key):
         named = {"env": Counting, "wrappers": ["popgym.wrappers:Flatten"]}
     with pytest.raises(ConfigError, match=r"popgym is not installed; pip install 'holdfast\[popgym\]'"):
         GymWorld(2, **named)
+
+
+@pytest.mark.parametrize(("package", "has_extra"), [("mettagrid", True), ("hub", False)])
+def test_extra_is_named_for_the_package_it_installs(monkeypatch, package, has_extra):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ConfigError) as caught:
+        load_module(f"{package}:Wrapper", package, "world.wrappers=")
+    assert ("pip install 'holdfast[" in str(caught.value)) == has_extra
 
 
 class Breaks(Counting):

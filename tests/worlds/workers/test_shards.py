@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast import rng
+from holdfast.config.worlds import WORLD_CONFIGS
 from holdfast.errors import ConfigError, ContractError
-from holdfast.worlds import WORLDS, make_world
+from holdfast.worlds import make_world
 from holdfast.worlds.step import Shardable, select
 
 FLAGS = ("reward", "terminated", "truncated", "first", "valid", "trial")
@@ -41,7 +42,7 @@ def assert_shard_equals_whole(name, agents, first, count, *, seed=4, steps=40, *
 
 
 @settings(max_examples=25, deadline=None)
-@given(name=st.sampled_from(sorted(WORLDS)), data=st.data())
+@given(name=st.sampled_from(sorted(WORLD_CONFIGS)), data=st.data())
 def test_shard_steps_equal_those_of_the_whole_world(name, data):
     agents_per_env = 24 if name == "arena" else 1
     envs = data.draw(st.integers(1, 4))

@@ -1,6 +1,5 @@
 """Adapters of policies for the check; other packages add theirs by entry point."""
 
-from importlib.metadata import entry_points
 from typing import Any
 
 from holdfast.check.adapters.base import PolicyAdapter
@@ -26,7 +25,7 @@ BUILTIN = {
     "sb3": SB3,
     "holdfast": HoldfastPolicy,
 }
-ADAPTERS = Registry("check adapter", "adapter=", "holdfast.check_adapters", PolicyAdapter, BUILTIN)
+ADAPTERS = Registry("check adapter", "entry point ", "holdfast.check_adapters", PolicyAdapter, BUILTIN)
 """From the most general to the most specific: `adapt` takes the last one that fits, entry points first."""
 
 
@@ -36,8 +35,7 @@ def adapt(policy: Any, world: World | None = None, **options: Any) -> PolicyAdap
         if options:
             raise ConfigError(f"{type(policy).__name__} is an adapter; pass {', '.join(options)} when you make it.")
         return policy
-    others = (ADAPTERS.find(point.name) for point in entry_points(group=ADAPTERS.group))
-    adapter = next((adapter for adapter in (*others, *reversed([*ADAPTERS.values()])) if adapter.fits(policy)), None)
+    adapter = next((adapter for adapter in reversed([*ADAPTERS.values()]) if adapter.fits(policy)), None)
     if adapter is None:
         raise ConfigError(
             f"A policy to check is a torch module, a name or a PolicyAdapter, not {type(policy).__name__}. "

@@ -167,7 +167,7 @@ class RawModule(PolicyAdapter):
         shapes = [list(leaf.shape) for leaf in outputs.values()]
         if any(leaf.shape[: len(size)] != size for leaf in outputs.values()) or not state_leaves(state):
             raise ContractError(f"x {list(obs.shape)} gave y {shapes}")
-        # Cloned, because a learnt initial state is an expanded view of a parameter.
+        # Cloned, because a learned initial state is an expanded view of a parameter.
         return pytree.tree_map_only(Tensor, torch.clone, state if self._make_initial is None else entry)
 
     def _call_error(self, errors: dict[str, str]) -> ContractError:

@@ -208,7 +208,7 @@ class ScriptedEnv(gymnasium.Env[Any, Any]):
         self._clock = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Return the observation that opens the episode."""
+        """Return the observation that starts the episode."""
         return self._reset_obs[self._clock], {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:

@@ -5,7 +5,7 @@ A program has `ROWS` rows and `UNITS` of the hidden units for the whole segment.
 (forward) and gate gradients (backward) through global memory at every step. Each keeps its weights on chip
 (`STAGES` = 0) or, for many rows, streams weights and exchanged values in `STAGES` pipeline stages. With
 weights on chip, the forward pass polls the exchanged values until all are written; otherwise programs
-synchronise by a counter. Without `COOPERATIVE` a launch does one step and no program waits.
+synchronize by a counter. Without `COOPERATIVE` a launch does one step and no program waits.
 
 Gates are i f g o. Bit 0 of a step's code: clear; bit 1: invalid.
 """

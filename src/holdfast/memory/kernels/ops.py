@@ -231,7 +231,7 @@ def run_backward(
 
 
 def _grad_of_last_state(gradient: Tensor | None, state: Tensor, has_grad: bool) -> Tensor:
-    """Return a last state's gradient in float32; uninitialised if none is given: it is not read."""
+    """Return a last state's gradient in float32; uninitialized if none is given: it is not read."""
     if gradient is None:
         make = torch.zeros_like if has_grad else torch.empty_like
         return make(state, dtype=torch.float32)

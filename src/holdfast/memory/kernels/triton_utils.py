@@ -1,4 +1,4 @@
-"""Device functions of both kernels: places, gates, weight tiles, and synchronisation of programs."""
+"""Device functions of both kernels: places, gates, weight tiles, and synchronization of programs."""
 
 from typing import no_type_check
 

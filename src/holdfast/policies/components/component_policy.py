@@ -144,7 +144,7 @@ def _build(
         except Exception as error:
             raise graph.error(_failure(error), name) from error
     if not isinstance(built[CORE], MemoryComponent):
-        raise graph.error(f"{CORE} must be a memory; {type(built[CORE]).__name__} is none", CORE)
+        raise graph.error(f"{CORE} must be a memory; {type(built[CORE]).__name__} is not one", CORE)
     required: dict[str, Shape] = {ACTION: (distribution_for(spec).size,), VALUE: (1,)}
     for name, shape in required.items():
         if shapes[name] != shape:

@@ -83,8 +83,10 @@ def find_graph(name: str) -> Graph:
         )
     if not builtin.exists() and not local.exists():
         names = sorted({file.stem for folder in (BUILTIN, LOCAL) for file in folder.glob("*.yaml")})
-        hint = did_you_mean(name, names, f"there is {', '.join(names)}.")
-        raise ConfigError(f"There is no component graph {name!r}; {hint} For your own, write its file, NAME.yaml.")
+        hint = did_you_mean(name, names, f"choose from {', '.join(names)}.")
+        raise ConfigError(
+            f"There is no component graph {name!r}; {hint} For your own graph, write its file: NAME.yaml."
+        )
     return read_graph(builtin if builtin.exists() else local)
 
 
@@ -92,7 +94,7 @@ def read_graph(file: Path) -> Graph:
     """Read a graph from a file."""
     if file.exists() and not file.is_file():
         # Reading a named pipe would block.
-        raise ConfigError(f"{file} is no file.")
+        raise ConfigError(f"{file} is not a regular file.")
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -326,7 +326,7 @@ class SelfAttentionComponent(ModuleComponent):
 
 
 class MemoryComponent(Component):
-    """A memory: `cell` is a name in memory.CELLS, or package.module:Class. The policy calls it, with its state."""
+    """A memory: `cell` is lstm, gru, a registered name or package.module:Class. The policy calls it, with its state."""
 
     def __init__(
         self, cell: str = "lstm", hidden_size: Size = 128, num_layers: Size = 2, init: MemoryInit = "standard"

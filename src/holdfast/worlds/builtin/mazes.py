@@ -51,7 +51,7 @@ class TMaze(TensorWorld):
     def __init__(
         self, agents: int, *, corridor: int = 4, limit: int = 20, seed: int = 0, device: Device = "cpu"
     ) -> None:
-        self.corridor = require("corridor", corridor, 1, 1000)
+        require("corridor", corridor, 1, 1000)
         if limit < corridor + 1:
             raise ConfigError(f"world.limit={limit}: the arms are {corridor + 1} steps away; give at least that.")
         spec = WorldSpec(

@@ -53,7 +53,7 @@ def find_game(env: str | Callable[..., Any], options: Mapping[str, Any]) -> tupl
         # A class is no better here: any callable makes a game.
         require_trust_to_call(env, None)
     else:
-        hint = did_you_mean(env, GAMES, f"there is {', '.join(GAMES)}.")
+        hint = did_you_mean(env, GAMES, f"choose from {', '.join(GAMES)}.")
         raise ConfigError(
             f"world.name={name}: there is no such game; {hint} Write mettagrid:package.module:function for your own."
         )
@@ -137,23 +137,23 @@ def tmaze(corridor: int = 4, limit: int = 16, mazes: int = 8, resources: Sequenc
     names = {"n": "cue_north", "s": "cue_south", "g": "good", "b": "bad"}
 
     def draw_map(seed: int) -> Any:
-        rows = plan(corridor, norths(seed, mazes))
+        rows = plan(corridor, draw_sides(seed, mazes))
         return AsciiMapBuilder.Config(map_data=[list(row) for row in rows], char_to_map_name=names)
 
     game = _tmaze_config(limit, mazes, [*resources, *TMAZE_RESOURCES])
     return Game(game, draw_map, best_return=1.0, best_return_without_memory=0.0)
 
 
-def norths(seed: int, mazes: int) -> list[bool]:
+def draw_sides(seed: int, mazes: int) -> list[bool]:
     """Draw for each maze whether its good altar is the northern one."""
     return rng.randint(2, seed, rng.STREAM_WORLD, torch.arange(mazes), 0).bool().tolist()
 
 
-def plan(corridor: int, norths: Sequence[bool]) -> list[str]:
+def plan(corridor: int, sides: Sequence[bool]) -> list[str]:
     """Return the rows of a map with the mazes one below the other: `#` is a wall, `.` empty, `@` an agent."""
     wall = "#" * (corridor + 3)
     rows = [wall]
-    for north in norths:
+    for north in sides:
         cue, upper, lower = ("n", "g", "b") if north else ("s", "b", "g")
         rows += [
             f"#{cue}{'#' * (corridor - 1)}{upper}#",
@@ -194,7 +194,7 @@ def _tmaze_config(limit: int, mazes: int, resources: list[str]) -> Any:
 
 AGENTS, ALTARS = 24, 96
 SIZE, COLLECT_TOKENS = 30, 160
-"""Side of the map with its wall, and the most tokens of an observation."""
+"""Side of the map with its wall, and the maximum number of tokens in an observation."""
 
 
 def collect(limit: int = 50, resources: Sequence[str] = ()) -> Game:

@@ -186,7 +186,7 @@ class Vocabulary:
     becomes a feature of its own, `tag:NAME`, with a full value. Vibes keep their values if the list is the
     engine's default, which is the same in all configs.
 
-    `agent_id` is ignored unless requested: a network could memorise an answer per agent with it.
+    `agent_id` is ignored unless requested: a network could memorize an answer per agent with it.
     """
 
     def __init__(self, game: Any, name: str, *, agent_id: bool) -> None:
