@@ -9,13 +9,12 @@ import torch
 from tensordict import TensorDict
 
 import holdfast
-from helpers.small_policy import OnlySpec, make_small
 from holdfast.cli import main
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("annotations_asleep")]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_default_recipe_learns_with_memory(tmp_path, capsys, seed):
     run = holdfast.train("recall", {"seed": seed, "run": "x", "runs_dir": str(tmp_path)})
     assert run.metrics["eval/return_mean"] >= 0.95
@@ -35,8 +34,7 @@ def test_default_recipe_learns_with_memory(tmp_path, capsys, seed):
 @pytest.mark.parametrize(
     ("policy", "steps"),
     [
-        ("latent_attn_tiny", 3e5),
-        ("component:latent_attn_small", 3e5),
+        ("component:latent_attn_tiny", 3e5),
         # It needs a sixth of the steps, each six times as long.
         ("example", 1e5),
     ],
@@ -101,12 +99,6 @@ def test_compiled_training_gives_the_same_weights(tmp_path):
         if name != "actor.scores.bias":
             other = compiled.policy.get_parameter(name)
             torch.testing.assert_close(weight, other, atol=1e-3, rtol=1e-2)
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_correct_policies_pass_all_laws(seed):
-    laws = holdfast.check(make_small(seed=seed), OnlySpec())
-    assert laws.ok, {name: law.finding for name, law in laws.items() if not law.ok}
 
 
 def test_policy_of_the_readme_learns_to_remember(tmp_path, monkeypatch):

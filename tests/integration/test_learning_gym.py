@@ -10,11 +10,10 @@ from holdfast.report.metrics import METRICS
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("annotations_asleep")]
 
 
-@pytest.mark.parametrize(("recipe", "without"), [("popgym_repeat_first", -0.4), ("popgym_cartpole", 0.75)])
-def test_popgym_is_learned_with_memory(tmp_path, recipe, without):
-    run = holdfast.train(recipe, {"run": "x", "runs_dir": str(tmp_path)})
+def test_popgym_is_learned_with_memory(tmp_path):
+    run = holdfast.train("popgym_repeat_first", {"run": "x", "runs_dir": str(tmp_path)})
     assert run.metrics["eval/return_mean"] >= 0.97
-    assert run.metrics["eval/return_mean_memory_cleared"] <= without
+    assert run.metrics["eval/return_mean_memory_cleared"] <= -0.4
     assert run.metrics["memory/replay_error"] <= 1e-5
 
 
