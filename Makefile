@@ -35,7 +35,7 @@ docs: $(READY)
 museum: $(READY)
 	$(BIN)/python tools/museum.py $(ARGS)
 
-# Mutation testing: a sample, half an hour on two cores; ARGS="learn --number 0": every mutant of one folder.
+# Mutation testing of a sample; ARGS="learn --number 0": every mutant of one folder.
 mutants: $(VENV)/.mutmut
 	$(BIN)/python tools/mutants.py $(ARGS)
 

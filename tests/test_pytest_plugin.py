@@ -153,7 +153,7 @@ def test_nearest_marker_takes_precedence(project):
     [
         ('"clear"', "relax_law('clear') gives no reason; write @pytest.mark.relax_law(\"clear\", reason="),
         ('"clear", reason=" "', "relax_law('clear') gives no reason; write "),
-        ('"claer", reason="x"', "there is no law 'claer'; there is cut, carry, clear, "),
+        ('"claer", reason="x"', "there is no law 'claer'; choose from cut, carry, clear, "),
         ('reason="x"', "relax_law takes a law and a reason; write "),
         ('"clear", why="x"', "relax_law takes a law and a reason; write "),
     ],

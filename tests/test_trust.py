@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save
 
 import holdfast
 from helpers.small_runs import LEAST, sign
@@ -45,7 +46,7 @@ def folder_of(config, graph=None):
     folder = Path("theirs")
     folder.mkdir(exist_ok=True)
     text = config if isinstance(config, str) else json.dumps(config)
-    files = {"model.safetensors": b"", "config.json": text.encode()}
+    files = {"model.safetensors": save({"weight": torch.zeros(4)}), "config.json": text.encode()}
     files |= {} if graph is None else {"agent.yaml": graph.encode()}
     for name, data in {**files, "checkpoint.json": policy_manifest(files)}.items():
         (folder / name).write_bytes(data)

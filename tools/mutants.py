@@ -1,6 +1,6 @@
 """Mutation testing: change a line of the source, and see whether a test of the same folder fails.
 
-make mutants                              # a sample of all folders: half an hour on two cores
+make mutants                              # 1000 mutants of all folders
 make mutants ARGS="learn --number 100"    # a sample of one folder
 make mutants ARGS="learn --number 0"      # every mutant of one folder
 

@@ -131,7 +131,7 @@ def test_a_read_only_run_is_refused_for_resume_and_can_be_checked(tmp_path, whol
         (Path, "write_bytes", "config.json"),
         (Path, "symlink_to", "checkpoints"),
         (run_dir, "_provenance", "command.txt"),
-        (os, "truncate", "metrics.jsonl"),
+        (run_dir, "_truncate_log", "metrics.jsonl"),
     ],
 )
 def test_a_resume_onto_a_full_disk_names_the_file(tmp_path, monkeypatch, capsys, whole, where, name, file):

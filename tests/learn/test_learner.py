@@ -278,11 +278,11 @@ class Calls:
         self.calls.append(policy)
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_hooks_are_called_in_the_first_minibatch_only(accumulate):
+@pytest.mark.parametrize(("epochs", "accumulate"), [(1, 1), (2, 1), (2, 2)])
+def test_hooks_are_called_in_the_first_minibatch_only(epochs, accumulate):
     policy, hooks = make_reader(), Calls()
     segments = lived(policy)
-    learner_for(policy, segments, PLAIN, rows=4, epochs=2, accumulate=accumulate).update(segments, hooks=hooks)
+    learner_for(policy, segments, PLAIN, rows=4, epochs=epochs, accumulate=accumulate).update(segments, hooks=hooks)
     assert hooks.calls == ["forward", policy]
 
 

@@ -137,7 +137,7 @@ def test_teacher_weights_are_frozen():
 
 
 def test_restarted_agents_lose_the_states_of_teachers():
-    teacher, mask = lesson(at_once=2), torch.tensor([True, False, False, True, True])
+    teacher, mask = lesson(batch_size=2), torch.tensor([True, False, False, True, True])
     store, slices = teacher.policy.store, {0: 2, 2: 2, 4: 1}
     for start, length in slices.items():
         store.write(start, store.read(start, length).apply(torch.ones_like))
@@ -150,5 +150,5 @@ def test_actions_that_a_teacher_does_not_know_are_named():
     teacher, spec = lesson(), WorldSpec((1,), ("left", "right", "up", "down"))
     assert teacher.unknown_names(spec) == ""
     teacher.policy.binding.actions = ("right", "left")
-    assert teacher.unknown_names(spec) == "teacher teacher does not know up, down: it gives them probability 0."
+    assert teacher.unknown_names(spec) == "teacher teacher does not have the actions up, down; their probability is 0."
     assert teacher.unknown_names(WorldSpec((1,), ("left", "right"))) == ""

@@ -8,6 +8,7 @@ from torch import nn
 
 from holdfast.errors import ContractError
 from holdfast.memory import GRU, LSTM, MinLSTM, NoMemory
+from holdfast.memory.cell import MultiCell, saturation
 
 INPUT, HIDDEN = 6, 10
 CELLS = [LSTM, GRU, MinLSTM, NoMemory]
@@ -220,3 +221,28 @@ def test_wrong_shapes_are_an_error(kind, annotations_asleep):
     for inputs in ((x[..., :-1], state, clear), (x, state[:2], clear), (x, state, clear[:, 1:])):
         with pytest.raises(ContractError, match=rf"expects x \[\.\.\., {INPUT}\]"):
             cell(*inputs)
+
+
+def test_multi_cell_runs_each_cell_on_its_slice():
+    cells = {"a": LSTM(2, 3), "b": GRU(4, 5)}
+    both = MultiCell(cells)
+    assert (both.input_size, both.hidden_size) == (6, 8)
+    state = both.initial(7).apply(torch.randn_like)
+    assert set(state.keys()) == {"a.h", "a.c", "b.h"}
+    x, clear = torch.randn(7, 4, 6), torch.rand(7, 4) < 0.3
+    states, slices = both.split(state), {"a": x[..., :2], "b": x[..., 2:]}
+    y, after = both(x, state, clear)
+    for name, part in (("a", y[..., :3]), ("b", y[..., 3:])):
+        expected, own = cells[name](slices[name], states[name], clear)
+        assert torch.equal(part, expected)
+        assert all(torch.equal(both.split(after)[name][key], own[key]) for key in own.keys())  # noqa: SIM118
+
+
+def test_saturation_counts_bounded_units():
+    lstm, gru, both = LSTM(2, 2), GRU(2, 2), MultiCell({"a": LSTM(2, 2), "b": GRU(2, 2)})
+    h, c = torch.tensor([[[0.98, 0.5]]]), torch.tensor([[[-9.0, 9.0]]])
+    state = gru.initial(1).update({"h": h})
+    assert float(saturation(gru, state)) == 0.5
+    assert float(saturation(lstm, lstm.initial(1).update({"h": h, "c": c}))) == 1.0
+    assert float(saturation(both, both.initial(1).update({"a.h": h, "a.c": c, "b.h": h}))) == 0.75
+    assert saturation(NoMemory(2, 2), NoMemory(2, 2).initial(1)) is None

@@ -54,7 +54,7 @@ def test_each_call_needs_resets_and_a_stored_state():
     with pytest.raises(ContractError, match="without episode starts"):
         lstm(x, pair)
     lstm.set_resets(no_resets(1), None)
-    with pytest.raises(ContractError, match="called twice"):
+    with pytest.raises(ContractError, match=r"^_manage_lstm_state was called twice .* the first call's episode starts"):
         lstm.set_resets(no_resets(1), None)
     lstm.set_resets(no_resets(1), None)
     with pytest.raises(ContractError, match=r"_store_lstm_state was called before self\.lstm"):
@@ -101,3 +101,10 @@ def test_state_view_is_a_mapping_of_one_leaf():
         h[1]
     with pytest.raises(ContractError, match="This memory has no c; it has h"):
         StateView(StateStore(GRU(3, 4)), "c")
+
+
+def test_setting_an_unknown_slice_adds_it():
+    store = StateStore(LSTM(3, 4, 2))
+    StateView(store, "h")[5] = torch.ones(2, 3, 4)
+    assert store.slices == {5: 3}
+    assert (store.read(5, 3)["h"] == 1).all()

@@ -189,3 +189,19 @@ def test_packing_passes_gradgradcheck():
 
     assert torch.autograd.gradcheck(pack_and_unpack, x)
     assert torch.autograd.gradgradcheck(pack_and_unpack, x)
+
+
+@lstm_and_gru
+def test_state_keeps_its_dtype_under_autocast(kind):
+    torch.manual_seed(0)
+    cell = kind(4, 6)
+    state = cell.initial(3).apply(torch.randn_like)
+    clear, valid = torch.zeros(2, 3, 8, dtype=torch.bool).unbind(0)
+    clear[0, 4] = True
+    valid[:2] = True
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        _, after = cell._forward_packed(torch.randn(3, 8, 4), state, clear, valid)
+    for key, leaf in after.items():
+        assert leaf.dtype == torch.float32
+        # The last row has no valid step: its state is not even rounded.
+        assert torch.equal(leaf[2], state[key][2])

@@ -187,3 +187,29 @@ def test_copies_and_pickles_have_no_states(store):
     torch.save(store, file)
     file.seek(0)
     assert torch.load(file, weights_only=False).slices == {}
+
+
+def test_saved_tree_is_restored_and_one_of_other_leaves_refused(store):
+    store.allocate({0: 2, 2: 3})
+    store.write(2, state_of(store, 3, 7.0))
+    saved = {"leaves": {key: leaf.clone() for key, leaf in store.snapshot().tree.items()}}
+    store.reset()
+    store.restore_tree(saved)
+    assert (store.read(2, 3)["h"] == 7).all()
+    assert (store.read(0, 2)["h"] == 0).all()
+    del saved["leaves"]["c"]
+    with pytest.raises(ContractError, match=r"^The saved state has leaves \['h'\], this memory \['c', 'h'\]\.$"):
+        store.restore_tree(saved)
+
+
+def test_errors_of_slices_are_complete(store):
+    with store.replaying(state_of(store, 2, 0.0)), pytest.raises(ContractError) as caught:
+        store.allocate({0: 2})
+    assert str(caught.value) == "Cannot allocate slices within a replay; leave its `with` block first."
+    store.allocate({0: 2})
+    with pytest.raises(ContractError) as caught:
+        store.write(0, state_of(store, 2, 0.0).double())
+    assert str(caught.value) == (
+        "Memory 'h' of the slice at agent 0 was [2, 2, 4] torch.float32 on cpu; the new state is [2, 2, 4] "
+        "torch.float64 on cpu. Keep one size, dtype and device, or allocate the slices again after moving the policy."
+    )

@@ -258,7 +258,7 @@ def test_multi_agent_world_is_evaluated(tmp_path):
 
 
 def test_first_signal_during_final_evaluation_ends_it(tmp_path, monkeypatch):
-    def stop(*args):
+    def stop(*args, **options):
         signal.raise_signal(signal.SIGINT)
         raise AssertionError("not interrupted")
 

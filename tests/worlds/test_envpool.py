@@ -14,7 +14,7 @@ from holdfast.check import check_world
 from holdfast.config.worlds import EnvpoolConfig
 from holdfast.errors import ConfigError, ContractError
 from holdfast.evaluation.held_out import force_sync
-from holdfast.rollout.collector import async_turns
+from holdfast.rollout.collector import async_groups
 from holdfast.worlds import closing_world, make_world
 from holdfast.worlds import envpool as adapter
 from holdfast.worlds.checked_world import CheckedWorld, checked
@@ -91,14 +91,14 @@ def by_agent(world, length, actions):
         return partial
 
     def rollout(start, next_step):
-        turns = async_turns(world.groups, next_step, length, recv)
+        groups = async_groups(world.groups, next_step, length, recv)
         while True:
             try:
-                turn = next(turns)
+                group = next(groups)
             except StopIteration as stop:
                 return stop.value
-            sizes.append(len(turn.agent_ids))
-            world.send(turn.agent_ids, actions[start + turn.t, turn.agent_ids])
+            sizes.append(len(group.agent_ids))
+            world.send(group.agent_ids, actions[start + group.t, group.agent_ids])
 
     for number in range(2):
         pending = rollout(number * length, pending)

@@ -1,12 +1,13 @@
-"""A saved world goes on bit for bit in any other number of shards."""
+"""A saved world continues bit for bit in any other number of shards."""
 
 import numpy as np
 import pytest
 import torch
 
 from holdfast import rng
+from holdfast.config.worlds import WORLD_CONFIGS
 from holdfast.errors import ConfigError, ContractError
-from holdfast.worlds import WORLDS, make_world
+from holdfast.worlds import make_world
 from holdfast.worlds.checked_world import CheckedWorld
 from holdfast.worlds.reshard import reshard
 from holdfast.worlds.step import select
@@ -43,7 +44,7 @@ def acts(spec, agents, clock):
     return rng.randint(len(spec.action_names), 5, rng.STREAM_ACTION, agents, clock)
 
 
-@pytest.mark.parametrize("name", [*sorted(WORLDS.keys() - {"mixture"}), *OTHERS])
+@pytest.mark.parametrize("name", [*sorted(WORLD_CONFIGS.keys() - {"mixture"}), *OTHERS])
 def test_world_goes_on_in_any_number_of_shards(name):
     agents_per_env, options = OTHERS.get(name, (24, {"length": 12}) if name == "arena" else (1, {}))
     agents = 4 * agents_per_env

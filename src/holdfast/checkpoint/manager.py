@@ -115,9 +115,10 @@ class CheckpointManager:
             except BaseException as error:
                 pending.set_exception(error)
 
+        # Before the thread starts: a signal must not separate the two, or a second thread would write beside it.
+        self._pending = pending
         # A daemon: the third signal ends the process although the disk does not answer.
         Thread(target=write, name="checkpoint", daemon=True).start()
-        self._pending = pending
 
     def _wait_and_report(self, consequence: str) -> None:
         """Wait for the checkpoint being written; a failed one is tried again when the next is due."""
