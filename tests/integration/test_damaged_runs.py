@@ -105,6 +105,7 @@ def test_a_file_size_limit_is_reported_like_a_full_disk(tmp_path):
     assert not list((tmp_path / "x" / "checkpoints").iterdir())
 
 
+@pytest.mark.slow
 @mounting
 def test_a_read_only_run_is_refused_for_resume_and_can_be_checked(tmp_path, whole):
     shutil.copytree(whole, tmp_path / "x", symlinks=True)

@@ -236,6 +236,7 @@ def test_stages_are_split_at_memories():
     assert _stages(policy.graph, policy.lstm.cell.cells) == policy.stages
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("annotations_asleep")
 def test_several_memories_obey_the_laws():
     laws = holdfast.check(make(TWO_MEMORIES), make_world("recall", agents=8))
@@ -244,7 +245,7 @@ def test_several_memories_obey_the_laws():
 
 
 @pytest.mark.usefixtures("annotations_asleep")
-@pytest.mark.parametrize("broken", ["aside", "late"])
+@pytest.mark.parametrize("broken", ["late", pytest.param("aside", marks=pytest.mark.slow)])
 def test_one_of_several_memories_that_does_not_clear_breaks_the_law(broken):
     policy = make(TWO_MEMORIES)
     cell = policy.lstm.cell.cells[broken]

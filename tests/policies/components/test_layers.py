@@ -144,6 +144,7 @@ class KeepsSum(Double):
         return x + 0.1 * self.total
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("annotations_asleep")
 def test_state_outside_the_memory_is_not_diagnosed_as_randomness():
     policy = make(WITH_DOUBLE.replace("NAME", f"{__name__}:KeepsSum"))
