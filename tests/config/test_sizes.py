@@ -69,5 +69,18 @@ def test_other_errors_pass():
         fail()
 
 
-def test_bytes_are_formatted_with_their_unit():
-    assert [format_bytes(count) for count in (5, 20 * 1024, 3 * 2**50)] == ["5 bytes", "20 KiB", "3,072 TiB"]
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (-2.5 * 2**20, "-2.5 MiB"),
+        (391 * 2**20, "391 MiB"),
+        (140 * 2**30, "140 GiB"),
+        (3 * 2**50, "3.0 PiB"),
+        (2**80, "1048576 EiB"),
+    ],
+)
+def test_bytes_have_a_binary_unit(count, text):
+    assert format_bytes(count) == text

@@ -20,7 +20,6 @@ from holdfast.report.text import (
     best_returns_line,
     clock,
     config_difference,
-    format_bytes,
     format_value,
     lookup,
     margin_line,
@@ -59,22 +58,6 @@ def test_short_number_is_close_and_short(number, digits):
     assert len(text) <= 12
     # One digit less where a power of ten is written.
     assert math.isclose(float(text.replace(",", "")), number, rel_tol=0.6 * 10.0 ** (2 - digits), abs_tol=0)
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [
-        (0, "0 B"),
-        (1023, "1023 B"),
-        (1024, "1.0 KiB"),
-        (-2.5 * 2**20, "-2.5 MiB"),
-        (391 * 2**20, "391 MiB"),
-        (140 * 2**30, "140 GiB"),
-        (3000 * 2**30, "3000 GiB"),
-    ],
-)
-def test_bytes_have_a_binary_unit(count, text):
-    assert format_bytes(count) == text
 
 
 @pytest.mark.parametrize(

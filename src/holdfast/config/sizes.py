@@ -9,7 +9,7 @@ from holdfast.errors import ConfigError
 
 STEP_BYTES = 32
 """Least bytes of a stored step: reward, value, log-probability, action and flags, without the observation."""
-UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
 def check_sizes(config: Config, memory: int) -> None:
@@ -47,9 +47,10 @@ def explaining_allocations(config: Config) -> Iterator[None]:
         ) from error
 
 
-def format_bytes(count: int) -> str:
-    """Format a number of bytes with its unit."""
-    unit = 0
-    while count >= 10 * 1024 and unit + 1 < len(UNITS):
-        count, unit = count // 1024, unit + 1
-    return f"{count:,} {UNITS[unit]}" if count < 10**6 else f"more than {10**6:,} {UNITS[unit]}"
+def format_bytes(count: int | float) -> str:
+    """Format a number of bytes with a binary unit."""
+    size, sign, units = abs(count), "-" if count < 0 else "", list(UNITS)
+    while size >= 1024 and len(units) > 1:
+        size, units = size / 1024, units[1:]
+    digits = 0 if size >= 10 or units[0] == "B" else 1
+    return f"{sign}{size:.{digits}f} {units[0]}"

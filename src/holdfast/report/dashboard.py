@@ -13,9 +13,10 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from holdfast.config.sizes import format_bytes
 from holdfast.monitor.replay_check import REPLAY_ALARM
 from holdfast.report.metrics import Metrics, replay_error
-from holdfast.report.text import RunningMeans, clock, format_bytes, short_number, sparkline
+from holdfast.report.text import RunningMeans, clock, short_number, sparkline
 
 
 class TableCell(NamedTuple):

@@ -36,15 +36,6 @@ def short_number(number: int | float, digits: int = 2) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-def format_bytes(count: int | float) -> str:
-    """Format a number of bytes with a binary unit."""
-    size, sign, units = abs(count), "-" if count < 0 else "", ["B", "KiB", "MiB", "GiB"]
-    while size >= 1024 and len(units) > 1:
-        size, units = size / 1024, units[1:]
-    digits = 0 if size >= 10 or units[0] == "B" else 1
-    return f"{sign}{size:.{digits}f} {units[0]}"
-
-
 def clock(seconds: int | float) -> str:
     """Format seconds as 0:42, 12:05 or 1:02:03."""
     minutes, secs = divmod(round(seconds), 60)
