@@ -75,8 +75,8 @@ def long_functions(text):
 
 def too_long_or_mute(text):
     """A file of more than 400 lines, or one that does not say what it is."""
-    found = ["long"] if len(text.splitlines()) > 400 else []
-    return found if ast.get_docstring(ast.parse(text)) else [*found, "mute"]
+    problems = ["long"] if len(text.splitlines()) > 400 else []
+    return problems if ast.get_docstring(ast.parse(text)) else [*problems, "mute"]
 
 
 def house_words(text):
@@ -119,20 +119,20 @@ def swallowed(text):
     Nothing but `pass`, `continue` or `...` is silent whatever was caught; one that catches everything must
     raise, or say what it caught.
     """
-    found = []
+    line_numbers = []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == "suppress":
-            found.append(node.lineno)
+            line_numbers.append(node.lineno)
         if not isinstance(node, ast.ExceptHandler):
             continue
         everything = node.type is None or re.search(r"\b(Base)?Exception\b", ast.unparse(node.type))
         idle = all(ast.unparse(line) in ("pass", "continue", "...") for line in node.body)
         inside = [each for line in node.body for each in ast.walk(line)]
-        told = any(isinstance(each, ast.Name) and each.id == node.name for each in inside)
+        uses_error = any(isinstance(each, ast.Name) and each.id == node.name for each in inside)
         raised = any(isinstance(each, ast.Raise) for each in inside)
-        if node.type is None or idle or (everything and not told and not raised):
-            found.append(node.lineno)
-    return found
+        if node.type is None or idle or (everything and not uses_error and not raised):
+            line_numbers.append(node.lineno)
+    return line_numbers
 
 
 def endless_waits(text):
@@ -213,7 +213,7 @@ def test_what_breaks_a_rule_is_found(rule, broken):
 
 
 @pytest.mark.parametrize(
-    ("rule", "kept"),
+    ("rule", "correct"),
     [
         (long_functions, "def short():\n" + "    x = 1\n" * 59),
         (too_long_or_mute, '#!/usr/bin/env python\n"""Say."""\n' + "x = 1\n" * 398),
@@ -229,5 +229,5 @@ def test_what_breaks_a_rule_is_found(rule, broken):
         (endless_waits, "', '.join(names)"),
     ],
 )
-def test_what_keeps_a_rule_passes(rule, kept):
-    assert rule(kept) == []
+def test_what_keeps_a_rule_passes(rule, correct):
+    assert rule(correct) == []

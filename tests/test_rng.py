@@ -25,9 +25,9 @@ def test_random_bits_are_deterministic(seed, stream, step):
 
 @given(SEEDS, STREAMS, STEPS, st.integers(0, 30), st.integers(1, 30))
 def test_random_bits_do_not_depend_on_the_batch(seed, stream, step, start, length):
-    everybody = rng.random_bits(seed, stream, torch.arange(60), step)
+    all_bits = rng.random_bits(seed, stream, torch.arange(60), step)
     some = rng.random_bits(seed, stream, torch.arange(start, start + length), step)
-    assert torch.equal(some, everybody[start : start + length])
+    assert torch.equal(some, all_bits[start : start + length])
 
 
 @given(SEEDS, STREAMS, STEPS)
@@ -102,12 +102,12 @@ def test_seed_stream_agent_and_step_all_matter():
 
 def test_random_bits_have_no_collisions():
     agents, steps = torch.arange(100), torch.arange(100)
-    seen = [
+    bits = [
         rng.random_bits(seed, stream, agents[:, None].expand(100, 100), steps.expand(100, 100)).flatten()
         for seed in (-2, -1, 0, 1, 2)
         for stream in (1, 2, 3, 4)
     ]
-    assert len(torch.cat(seen).unique()) == 20 * 100 * 100
+    assert len(torch.cat(bits).unique()) == 20 * 100 * 100
 
 
 def test_streams_are_distinct():

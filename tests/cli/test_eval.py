@@ -241,8 +241,8 @@ def test_against_needs_several_agents_per_environment(refused, runs):
 
 
 def test_policy_without_any_action_of_the_world_is_an_error(refused, runs):
-    told = refused(runs / "arena-x", "--against", runs / "x", "--episodes", "96")
-    assert told.startswith("The other policy in arena cannot be played: This policy has none of the world's")
+    message = refused(runs / "arena-x", "--against", runs / "x", "--episodes", "96")
+    assert message.startswith("The other policy in arena cannot be played: This policy has none of the world's")
     assert refused(runs / "arena-x", "--against", runs / "z").startswith(f"{runs}/z does not exist;")
 
 

@@ -21,7 +21,7 @@ from holdfast.worlds.gym import GymWorld
 
 BASE = find_recipe("recall")
 CPU = torch.device("cpu")
-MINE = '''
+USER_WORLDS = '''
 import dataclasses
 import functools
 import gymnasium
@@ -124,8 +124,8 @@ half = functools.partial(Coin, sides=2)
 
 
 @pytest.fixture(autouse=True)
-def mine(tmp_path, monkeypatch):
-    (tmp_path / "coin_worlds.py").write_text(textwrap.dedent(MINE))
+def user_worlds_module(tmp_path, monkeypatch):
+    (tmp_path / "coin_worlds.py").write_text(textwrap.dedent(USER_WORLDS))
     monkeypatch.syspath_prepend(str(tmp_path))
     yield
     sys.modules.pop("coin_worlds", None)

@@ -24,12 +24,12 @@ def constructor(name):
 @pytest.mark.parametrize("name", WORLD_CONFIGS)
 def test_config_defaults_match_constructors(name):
     taken = inspect.signature(constructor(name)).parameters
-    known = WORLD_CONFIGS[name].model_fields
-    assert set(known) - {"name"} == set(taken) - {"seed", "device"}
-    assert {key: field.default for key, field in known.items() if key not in ("name", "agents")} == {
+    fields = WORLD_CONFIGS[name].model_fields
+    assert set(fields) - {"name"} == set(taken) - {"seed", "device"}
+    assert {key: field.default for key, field in fields.items() if key not in ("name", "agents")} == {
         key: each.default for key, each in taken.items() if key not in ("agents", "seed", "device")
     }
-    assert all(field.description for field in known.values())
+    assert all(field.description for field in fields.values())
 
 
 @pytest.mark.parametrize("name", WORLD_CONFIGS)

@@ -23,8 +23,8 @@ class Paying(Scripted):
         super().__init__(agents, 4000, **{"truncated" if truncate else "terminated": ends})
 
     def step(self, actions):
-        told = super().step(actions)
-        return type(told)(**{**told.__dict__, "reward": (actions * 100 + self.t).float()})
+        next_step = super().step(actions)
+        return type(next_step)(**{**next_step.__dict__, "reward": (actions * 100 + self.t).float()})
 
 
 class Numbered(Scripted):
@@ -37,9 +37,9 @@ class Numbered(Scripted):
         super().__init__(agents, 4000, terminated=ends)
 
     def step(self, actions):
-        told = super().step(actions)
+        next_step = super().step(actions)
         paid = 1000 * torch.arange(self.agents) + self.t // self.length - 1
-        return type(told)(**{**told.__dict__, "reward": torch.where(told.terminated, paid, 0).float()})
+        return type(next_step)(**{**next_step.__dict__, "reward": torch.where(next_step.terminated, paid, 0).float()})
 
 
 @torch.no_grad()
@@ -56,17 +56,17 @@ def by_hand(policy, world, share, cleared):
             if step.terminated[agent] or step.truncated[agent]:
                 returns[agent].append(float(total[agent]))
                 total[agent] = 0
-    return [mine[episode] for episode in range(share) for mine in returns]
+    return [agent_returns[episode] for episode in range(share) for agent_returns in returns]
 
 
 @pytest.mark.parametrize("truncate", [False, True])
 @pytest.mark.parametrize("memory", ["intact", "cleared"])
 def test_evaluate_matches_manual_greedy_rollout(memory, truncate):
     policy, world = make_reader(), Paying(5, truncate)
-    found = evaluate(policy, world, episodes=20, memory=memory)
-    assert found.memory == memory
-    assert found.returns.tolist() == by_hand(policy, world, 4, cleared=memory == "cleared")
-    assert found.return_mean == pytest.approx(float(found.returns.double().mean()))
+    result = evaluate(policy, world, episodes=20, memory=memory)
+    assert result.memory == memory
+    assert result.returns.tolist() == by_hand(policy, world, 4, cleared=memory == "cleared")
+    assert result.return_mean == pytest.approx(float(result.returns.double().mean()))
 
 
 @pytest.mark.parametrize("clear_on", ["episode", "trial", "never"])
@@ -85,9 +85,9 @@ def test_evaluate_counts_equally_many_episodes_per_agent():
 
 
 def test_lengths_go_with_their_returns():
-    found = evaluate(make_reader(), Numbered(5), episodes=12)
-    assert found.lengths.tolist() == [int(number) // 1000 + 1 for number in found.returns]
-    assert found.length_mean == sum(found.lengths.tolist()) / 12
+    result = evaluate(make_reader(), Numbered(5), episodes=12)
+    assert result.lengths.tolist() == [int(number) // 1000 + 1 for number in result.returns]
+    assert result.length_mean == sum(result.lengths.tolist()) / 12
 
 
 def test_evaluate_counts_exactly_the_requested_episodes():
@@ -192,9 +192,9 @@ def test_reward_without_an_action_is_not_counted_in_evaluation_or_training():
     # Rewards come with steps 1 to 4; those with 2 and 3 answer nobody.
     due = [1.0 + 4.0, 1001.0 + 1004.0]
     world = Scripted(2, 8, valid=there, terminated=ended)
-    found = evaluate(make_reader(), world, episodes=2)
-    assert found.returns.tolist() == due
-    assert found.lengths.tolist() == [2, 2]
+    result = evaluate(make_reader(), world, episodes=2)
+    assert result.returns.tolist() == due
+    assert result.lengths.tolist() == [2, 2]
     collector = Collector(Scripted(2, 8, valid=there, terminated=ended), make_reader(), length=4, horizon=4, seed=0)
     collector.rollout(0)
     assert collector.episodes.pop() == {
@@ -217,12 +217,12 @@ def test_select_episodes_groups_agents_of_an_environment():
     world = Numbered(12)
     world.spec = replace(world.spec, agents_per_env=3)
     for episodes in (3, 6, 12, 15, 18, 24):
-        found = evaluate(make_reader(), world, episodes=episodes)
-        assert found.together == 3
-        assert found.per_agent.shape == (episodes // 3, 3)
-        crowds = found.per_agent.long() // 1000 // 3
+        result = evaluate(make_reader(), world, episodes=episodes)
+        assert result.together == 3
+        assert result.per_agent.shape == (episodes // 3, 3)
+        crowds = result.per_agent.long() // 1000 // 3
         assert bool((crowds == crowds[:, :1]).all())
-        assert len(set(found.returns.tolist())) == episodes
+        assert len(set(result.returns.tolist())) == episodes
     assert evaluate(make_reader(), world, episodes=14).together == 1
 
 
@@ -257,8 +257,8 @@ def test_evaluate_sums_low_precision_rewards():
     steps = 601
     over = torch.zeros(2, steps, dtype=torch.bool)
     over[:, -1] = True
-    found = evaluate(make_reader(), Coarse(2, steps, terminated=over), episodes=2)
-    assert found.returns.tolist() == [600.0, 600.0]
+    result = evaluate(make_reader(), Coarse(2, steps, terminated=over), episodes=2)
+    assert result.returns.tolist() == [600.0, 600.0]
 
 
 LENGTH = 4
@@ -274,64 +274,64 @@ class Crowds(Scripted):
         self.spec = replace(self.spec, agents_per_env=crowd)
 
     def step(self, actions):
-        told = super().step(actions)
+        next_step = super().step(actions)
         paid = 100.0 * actions + torch.arange(self.agents)
-        return replace(told, reward=torch.where(told.terminated, paid, 0.0))
+        return replace(next_step, reward=torch.where(next_step.terminated, paid, 0.0))
 
 
 def test_match_assigns_every_second_agent_and_swaps_sides():
-    # Action 1 is mine, action 2 theirs; of each three the odd one is the first's.
-    found = compete(Keeper(1), Keeper(2), Crowds(), episodes=24)
+    # Action 1 is ours, action 2 the opponent's; of each three the odd one is the first's.
+    result = compete(Keeper(1), Keeper(2), Crowds(), episodes=24)
     first, swapped = ([100 + row for row in rows] for rows in ([0, 2, 3, 5], [1, 4]))
-    assert [side.returns.tolist() for side in found.ours] == [2 * first, 2 * swapped]
-    assert [side.returns.tolist() for side in found.opponent] == [
+    assert [side.returns.tolist() for side in result.ours] == [2 * first, 2 * swapped]
+    assert [side.returns.tolist() for side in result.opponent] == [
         2 * [201.0, 204.0],
         2 * [200.0, 202.0, 203.0, 205.0],
     ]
-    assert [side.together for side in (*found.ours, *found.opponent)] == [2, 1, 1, 2]
-    assert all(side.lengths.tolist() == [LENGTH] * len(side.returns) for side in (*found.ours, *found.opponent))
+    assert [side.together for side in (*result.ours, *result.opponent)] == [2, 1, 1, 2]
+    assert all(side.lengths.tolist() == [LENGTH] * len(side.returns) for side in (*result.ours, *result.opponent))
 
 
 def test_match_margin_per_environment_and_round():
-    found = compete(Keeper(1), Keeper(2), Crowds(), episodes=24)
-    # Rows 0 and 2 with 100 more for mine against row 1; then the other way round.
-    assert [lead.flatten().tolist() for lead in found.margins] == [[-100.0] * 4, [-100.0] * 4]
+    result = compete(Keeper(1), Keeper(2), Crowds(), episodes=24)
+    # Rows 0 and 2 with 100 more for ours against row 1; then the other way round.
+    assert [lead.flatten().tolist() for lead in result.margins] == [[-100.0] * 4, [-100.0] * 4]
 
 
 def test_match_plays_complete_rounds():
     for episodes, rounds in ((1, 1), (12, 1), (13, 2), (24, 2), (25, 3)):
-        found = compete(Keeper(1), Keeper(2), Crowds(), episodes=episodes)
-        assert sum(len(side.returns) for side in (*found.ours, *found.opponent)) == 12 * rounds
+        result = compete(Keeper(1), Keeper(2), Crowds(), episodes=episodes)
+        assert sum(len(side.returns) for side in (*result.ours, *result.opponent)) == 12 * rounds
 
 
 def test_match_policies_have_separate_states():
-    mine, theirs = Keeper(1), Keeper(2)
-    compete(mine, theirs, Crowds(), episodes=12)
-    for policy, rows in ((mine, ([0, 2, 3, 5], [1, 4])), (theirs, ([1, 4], [0, 2, 3, 5]))):
+    ours, opponent = Keeper(1), Keeper(2)
+    compete(ours, opponent, Crowds(), episodes=12)
+    for policy, rows in ((ours, ([0, 2, 3, 5], [1, 4])), (opponent, ([1, 4], [0, 2, 3, 5]))):
         due = [[NOTHING if t == 0 else 1000.0 * row + t - 1 for row in side] for side in rows for t in range(LENGTH)]
         assert policy.noted == due
 
 
 def test_match_ablates_only_our_memory():
-    mine, theirs = Keeper(1), Keeper(2)
-    found = compete(mine, theirs, Crowds(), episodes=12, memory="cleared")
-    assert {number for noted in mine.noted for number in noted} == {NOTHING}
-    assert {number for noted in theirs.noted for number in noted} > {NOTHING}
-    assert {side.memory for side in found.ours} == {"cleared"}
-    assert {side.memory for side in found.opponent} == {"intact"}
+    ours, opponent = Keeper(1), Keeper(2)
+    result = compete(ours, opponent, Crowds(), episodes=12, memory="cleared")
+    assert {number for noted in ours.noted for number in noted} == {NOTHING}
+    assert {number for noted in opponent.noted for number in noted} > {NOTHING}
+    assert {side.memory for side in result.ours} == {"cleared"}
+    assert {side.memory for side in result.opponent} == {"intact"}
 
 
 def test_match_against_itself_has_margin_zero():
     world = make_world("arena", agents=48, length=12, size=14, seed=2)
     policy = make_policy("fast", world, hidden_size=8, num_layers=1, seed=0)
-    found = compete(policy, policy, world, episodes=96, greedy=False, seed=1)
-    first, swapped = found.margins
+    result = compete(policy, policy, world, episodes=96, greedy=False, seed=1)
+    first, swapped = result.margins
     assert bool(first.any())
     assert torch.equal(first, -swapped)
     # Two copies of one policy live as one of them would, row by row.
-    whole = evaluate(policy, world, episodes=48, greedy=False, seed=1).returns.unflatten(0, (-1, 2))
-    assert found.ours[0].returns.tolist() == whole[:, 0].tolist()
-    assert found.opponent[0].returns.tolist() == whole[:, 1].tolist()
+    returns = evaluate(policy, world, episodes=48, greedy=False, seed=1).returns.unflatten(0, (-1, 2))
+    assert result.ours[0].returns.tolist() == returns[:, 0].tolist()
+    assert result.opponent[0].returns.tolist() == returns[:, 1].tolist()
 
 
 def test_match_needs_several_agents_per_environment():

@@ -28,26 +28,26 @@ def remembered(world, memory, seed=0):
 
 def by_hand(world, memory, rolls):
     """The same, as a person would do it: agent by agent."""
-    agents, told = range(world.agents), []
-    held, began = [NOTHING] * world.agents, [False] * world.agents
+    agents, memories = range(world.agents), []
+    state, began = [NOTHING] * world.agents, [False] * world.agents
     for t in range(STEPS):
         if memory == "cleared":
-            held = [NOTHING] * world.agents
+            state = [NOTHING] * world.agents
         if memory == "shuffled":
-            held = [held[agent - rolls[t]] for agent in agents]
+            state = [state[agent - rolls[t]] for agent in agents]
         first, valid = (world.tables[flag][:, t].tolist() for flag in ("first", "valid"))
-        told.append([NOTHING if first[agent] else held[agent] for agent in agents])
+        memories.append([NOTHING if first[agent] else state[agent] for agent in agents])
         for agent in agents:
             began[agent] = began[agent] and not first[agent]
             if valid[agent] and not (memory == "frozen" and began[agent]):
-                held[agent] = 1000.0 * agent + t
+                state[agent] = 1000.0 * agent + t
             began[agent] = began[agent] or valid[agent]
-    return told
+    return memories
 
 
 def rolls_of(agents, seed):
-    nobody = torch.zeros((), dtype=torch.long)
-    return [1 + int(rng.randint(agents - 1, seed, rng.STREAM_SHUFFLE, nobody, t)) for t in range(STEPS)]
+    agent = torch.zeros((), dtype=torch.long)
+    return [1 + int(rng.randint(agents - 1, seed, rng.STREAM_SHUFFLE, agent, t)) for t in range(STEPS)]
 
 
 @pytest.mark.parametrize("memory", MEMORY_MODES)
@@ -60,8 +60,8 @@ def test_memory_modes(memory, agents, seed):
 
 def test_frozen_memory_stays_until_the_episode_ends():
     ends = (torch.arange(STEPS) % 5 == 0) & (torch.arange(STEPS) > 0)
-    told = remembered(Scripted(2, STEPS, terminated=ends.expand(2, STEPS)), "frozen")
-    for t, (one, other) in enumerate(told):
+    memories = remembered(Scripted(2, STEPS, terminated=ends.expand(2, STEPS)), "frozen")
+    for t, (one, other) in enumerate(memories):
         began = t - t % 5
         assert (one, other) == ((NOTHING, NOTHING) if t == began else (began, 1000.0 + began))
 
@@ -70,9 +70,9 @@ def test_shuffled_memory_is_a_permutation():
     agents = 7
     world = Scripted(agents, STEPS)
     rolls = set()
-    for t, told in enumerate(remembered(world, "shuffled", seed=3)[1:], 1):
-        whose = [int(number) // 1000 for number in told]
-        assert [int(number) % 1000 for number in told] == [t - 1] * agents
+    for t, memories in enumerate(remembered(world, "shuffled", seed=3)[1:], 1):
+        whose = [int(number) // 1000 for number in memories]
+        assert [int(number) % 1000 for number in memories] == [t - 1] * agents
         assert sorted(whose) == list(range(agents))
         (far,) = {(agent - owner) % agents for agent, owner in enumerate(whose)}
         assert far != 0
@@ -94,48 +94,48 @@ def test_unknown_memory_mode_is_an_error():
 
 def lived_through(policy, world, memory):
     """What was thought of each action, step by step, in the same episodes."""
-    mind, step, told = (
+    mind, step, log_probs = (
         EvalPolicy(policy, world.spec, torch.arange(world.agents), memory=memory),
         world.reset(),
         [],
     )
-    handle = mind._policy.register_forward_hook(lambda _, given, td: told.append(td["full_log_probs"].clone()))
+    handle = mind._policy.register_forward_hook(lambda _, inputs, td: log_probs.append(td["full_log_probs"].clone()))
     with torch.no_grad():
         for _ in range(12):
             mind.act(step)
             step = world.step(torch.zeros(world.agents, dtype=torch.long))
     handle.remove()
-    return told
+    return log_probs
 
 
 @pytest.mark.parametrize("cell", ["lstm", "gru", "minlstm", "none"])
 def test_memory_ablation_of_every_cell(cell):
     world = make_world("recall", agents=20, delay=2, seed=1)
     policy = make_policy("fast", world, hidden_size=8, num_layers=2, memory=cell, seed=0)
-    told = {memory: lived_through(policy, world, memory) for memory in MEMORY_MODES}
+    log_probs = {memory: lived_through(policy, world, memory) for memory in MEMORY_MODES}
     for one, other in combinations(MEMORY_MODES, 2):
-        alike = all(torch.equal(mine, theirs) for mine, theirs in zip(told[one], told[other], strict=True))
+        alike = all(torch.equal(left, right) for left, right in zip(log_probs[one], log_probs[other], strict=True))
         # Nobody can tamper with what is not there.
         assert alike == (cell == "none"), f"{one} and {other}"
 
 
 def test_sampled_actions_equal_those_of_the_collector():
     policy, world = make_reader(), Scripted(4, STEPS)
-    lived = {}
+    actions = {}
     for seed in (5, 6):
         step, state = world.reset(), policy.lstm.cell.initial(4)
         mind = EvalPolicy(policy, world.spec, torch.arange(4), greedy=False, seed=seed)
-        lived[seed] = []
+        actions[seed] = []
         for t in range(STEPS - 1):
             with torch.no_grad():
                 thoughts, state = policy.unroll(step.obs, step.first, state, step.valid)
             uniform = rng.uniform(seed, rng.STREAM_ACTION, torch.arange(4), t)
             due = policy.actions.sample(policy.actions.parameters(thoughts.logits), uniform)
             with torch.no_grad():
-                lived[seed].append(mind.act(step).tolist())
-            assert lived[seed][-1] == due.tolist()
+                actions[seed].append(mind.act(step).tolist())
+            assert actions[seed][-1] == due.tolist()
             step = world.step(due)
-    assert lived[5] != lived[6]
+    assert actions[5] != actions[6]
 
 
 def test_eval_policy_is_an_independent_copy():

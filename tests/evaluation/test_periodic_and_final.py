@@ -98,19 +98,19 @@ def test_periodic_evaluation_does_not_affect_training(world_name, monkeypatch):
 
 def test_training_is_the_same_with_periodic_evaluation():
     config = config_of(trainer__monitor="every:1", trainer__check="every:1")
-    lived = []
+    runs = []
     for evaluates in (False, True):
         world = build_world(config, CPU, agents=8, seed=config.seed)
         policy = build_policy(config, world, CPU)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            told = []
+            history = []
             for metrics in iterate(Trainer(config, world, policy), config.iterations):
-                told.append({name: number for name, number in metrics.items() if name.startswith("losses/")})
+                history.append({name: number for name, number in metrics.items() if name.startswith("losses/")})
                 if evaluates:
                     periodic_evaluation(config, policy, CPU)
-        lived.append((told, everything(policy, world)))
-    (losses, one), (losses_too, other) = lived
+        runs.append((history, everything(policy, world)))
+    (losses, one), (losses_too, other) = runs
     assert len(losses) == 3
     assert losses == losses_too
     assert [name for name in one if name != "generators" and not same(one[name], other[name])] == []

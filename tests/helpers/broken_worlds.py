@@ -27,20 +27,20 @@ class Around:
 
     def __init__(self, world):
         self.world, self.agents, self.spec = world, world.agents, world.spec
-        self.clock, self.before, self.lives = 0, None, 0
+        self.clock, self.before, self.resets = 0, None, 0
 
     def reset(self):
-        self.clock, self.before, self.lives = 0, None, self.lives + 1
-        return self._told(self.world.reset())
+        self.clock, self.before, self.resets = 0, None, self.resets + 1
+        return self._change(self.world.reset())
 
     def step(self, actions):
         self.clock += 1
-        return self._told(self.world.step(self.do(actions)), actions)
+        return self._change(self.world.step(self.do(actions)), actions)
 
-    def _told(self, step, actions=None):
-        told = self.tell(step, actions)
+    def _change(self, step, actions=None):
+        result = self.tell(step, actions)
         self.before = step
-        return told
+        return result
 
     def do(self, actions):
         return actions
@@ -52,12 +52,12 @@ class Around:
 def telling(tell, name="ragged", **options):
     """Make worlds with changed steps: `tell(self, step, actions)` returns a dict of the changed fields."""
 
-    class Told(Around):
+    class Changed(Around):
         def tell(self, step, actions):
             return changed(step, **tell(self, step, actions))
 
     options = {"truncate": True, **options}
-    return lambda agents, seed: Told(make_world(name, agents=agents, seed=seed, **options))
+    return lambda agents, seed: Changed(make_world(name, agents=agents, seed=seed, **options))
 
 
 def other_spec(make, **fields):
@@ -90,7 +90,7 @@ def no_first_at_reset(self, step, actions):
 
 
 def no_first_at_second_reset(self, step, actions):
-    return {"first": none_of(step.first)} if self.clock == 0 and self.lives > 1 else {}
+    return {"first": none_of(step.first)} if self.clock == 0 and self.resets > 1 else {}
 
 
 def ends_of_every(self, step, actions):
@@ -119,11 +119,11 @@ def paid_at_reset(self, step, actions):
 def hears_the_dead(self, step, actions):
     """Actions of invalid agents are rewarded when they are valid again."""
     if self.before is None:
-        self.heard = torch.zeros(self.agents)
+        self.action_sum = torch.zeros(self.agents)
     else:
-        self.heard = self.heard + torch.where(self.before.valid, 0, actions)
+        self.action_sum = self.action_sum + torch.where(self.before.valid, 0, actions)
     back = none_of(step.valid) if self.before is None else self.before.valid
-    return {"reward": step.reward + torch.where(back, 0.01 * self.heard, 0.0)}
+    return {"reward": step.reward + torch.where(back, 0.01 * self.action_sum, 0.0)}
 
 
 def last_is_next_first(self, step, actions):
@@ -152,10 +152,10 @@ def hidden_buffer(name):
     """One of the tensors is the same one each time."""
 
     def tell(self, step, actions):
-        told = getattr(step, name)
-        if self.clock == 0 and self.lives == 1:
-            self.room = told.clone()
-        return {name: self.room.copy_(told)}
+        value = getattr(step, name)
+        if self.clock == 0 and self.resets == 1:
+            self.room = value.clone()
+        return {name: self.room.copy_(value)}
 
     return tell
 
@@ -183,7 +183,7 @@ class GoesOn(Around):
     """Another reset starts other episodes, as with a generator that is not reseeded."""
 
     def reset(self):
-        self.world.seed = self.world.seed + 1000 * self.lives
+        self.world.seed = self.world.seed + 1000 * self.resets
         return super().reset()
 
 
@@ -210,18 +210,18 @@ def token(place, *bytes_):
 
 
 class Loud(SayNumber):
-    def show(self, first, asked):
-        return 1.5 * super().show(first, asked)
+    def show(self, first, at_query):
+        return 1.5 * super().show(first, at_query)
 
 
 class NotANumber(SayNumber):
-    def show(self, first, asked):
-        return super().show(first, asked) * (float("nan") if asked else 1.0)
+    def show(self, first, at_query):
+        return super().show(first, at_query) * (float("nan") if at_query else 1.0)
 
 
 class Wide(SayNumber):
-    def show(self, first, asked):
-        return torch.cat([super().show(first, asked)] * 2, dim=-1)
+    def show(self, first, at_query):
+        return torch.cat([super().show(first, at_query)] * 2, dim=-1)
 
 
 def made(kind):

@@ -86,11 +86,11 @@ class Overheard:
         self.world, self.hear, self.agents, self.spec = world, hear, world.agents, world.spec
 
     def reset(self):
-        return self.told(self.world.reset())
+        return self.notify(self.world.reset())
 
     def step(self, actions):
-        return self.told(self.world.step(actions))
+        return self.notify(self.world.step(actions))
 
-    def told(self, step):
+    def notify(self, step):
         self.hear(step)
         return step

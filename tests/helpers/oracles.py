@@ -17,19 +17,19 @@ from holdfast.worlds.step import World
 from holdfast.worlds.tensor_world import MOVES
 from holdfast.worlds.tokens import PADDING, pack_location
 
-Seen = UInt8[Tensor, "A M 3"]
+Obs = UInt8[Tensor, "A M 3"]
 Act = Int[Tensor, " A"]
 NORTH, SOUTH, EAST = 0, 1, 3
 """Moves of `holdfast.worlds.tensor_world.MOVES`."""
 
 
-def sees(obs: Seen, feature: int, location: int | None = None) -> Bool[Tensor, " A"]:
+def sees(obs: Obs, feature: int, location: int | None = None) -> Bool[Tensor, " A"]:
     """Return which agents see a feature, at a location if one is passed."""
     there = (obs[..., 1] == feature) & (obs[..., 0] != PADDING)
     return (there if location is None else there & (obs[..., 0] == location)).any(1)
 
 
-def which(obs: Seen, features: range) -> tuple[Act, Bool[Tensor, " A"]]:
+def which(obs: Obs, features: range) -> tuple[Act, Bool[Tensor, " A"]]:
     """Return which of some features each agent sees, counted from the first, and which agents see any of them."""
     each = torch.stack([sees(obs, feature) for feature in features], dim=1)
     return each.int().argmax(1), each.any(1)
@@ -40,13 +40,13 @@ class NamesTheCue:
 
     def __init__(self, world: World) -> None:
         self._cues = range(1, 1 + len(world.spec.action_names))
-        self._held: Tensor | int = 0
+        self._cue: Tensor | int = 0
 
-    def __call__(self, obs: Seen, first: Bool[Tensor, " A"]) -> Act:
+    def __call__(self, obs: Obs, first: Bool[Tensor, " A"]) -> Act:
         """Name the cue, always."""
-        cue, seen = which(obs, self._cues)
-        self._held = torch.where(seen, cue, self._held)
-        return self._held
+        cue, visible = which(obs, self._cues)
+        self._cue = torch.where(visible, cue, self._cue)
+        return self._cue
 
 
 class NamesTheFirst:
@@ -54,12 +54,12 @@ class NamesTheFirst:
 
     def __init__(self, world: World) -> None:
         self._symbols = range(len(world.spec.action_names))
-        self._held: Tensor | int = 0
+        self._symbol: Tensor | int = 0
 
-    def __call__(self, obs: Seen, first: Bool[Tensor, " A"]) -> Act:
+    def __call__(self, obs: Obs, first: Bool[Tensor, " A"]) -> Act:
         """Name the first symbol."""
-        self._held = torch.where(first, which(obs, self._symbols)[0], self._held)
-        return self._held
+        self._symbol = torch.where(first, which(obs, self._symbols)[0], self._symbol)
+        return self._symbol
 
 
 class NamesTheOneBefore:
@@ -67,12 +67,12 @@ class NamesTheOneBefore:
 
     def __init__(self, world: NBack) -> None:
         self._symbols = range(world.symbols)
-        self._seen: deque[Tensor] = deque(maxlen=world.back + 1)
+        self._recent: deque[Tensor] = deque(maxlen=world.back + 1)
 
-    def __call__(self, obs: Seen, first: Bool[Tensor, " A"]) -> Act:
+    def __call__(self, obs: Obs, first: Bool[Tensor, " A"]) -> Act:
         """Name the oldest symbol it holds."""
-        self._seen.append(which(obs, self._symbols)[0])
-        return self._seen[0]
+        self._recent.append(which(obs, self._symbols)[0])
+        return self._recent[0]
 
 
 class Counts:
@@ -81,7 +81,7 @@ class Counts:
     def __init__(self, world: World) -> None:
         self._odd: Tensor | int = 0
 
-    def __call__(self, obs: Seen, first: Bool[Tensor, " A"]) -> Act:
+    def __call__(self, obs: Obs, first: Bool[Tensor, " A"]) -> Act:
         """Say the parity so far."""
         self._odd = torch.where(first, 0, self._odd) ^ sees(obs, 1).long()
         return self._odd
@@ -92,30 +92,30 @@ class LooksUp:
 
     def __init__(self, world: KeyValue) -> None:
         n = world.pairs
-        self._keys, self._asked = range(n), range(n, 2 * n)
+        self._keys, self._queries = range(n), range(n, 2 * n)
         self._values = range(2 * n, 2 * n + world.values)
-        self._held: Tensor | int = 0
+        self._table: Tensor | int = 0
 
-    def __call__(self, obs: Seen, first: Bool[Tensor, " A"]) -> Act:
+    def __call__(self, obs: Obs, first: Bool[Tensor, " A"]) -> Act:
         """Name the value of the key that is asked."""
-        (key, shown), (value, _), (asked, _) = (which(obs, each) for each in (self._keys, self._values, self._asked))
-        mine = torch.nn.functional.one_hot(key, len(self._keys)).bool() & shown[:, None]
-        self._held = torch.where(mine, value[:, None], self._held)
-        return self._held.gather(1, asked[:, None])[:, 0]
+        (key, shown), (value, _), (query, _) = (which(obs, each) for each in (self._keys, self._values, self._queries))
+        mask = torch.nn.functional.one_hot(key, len(self._keys)).bool() & shown[:, None]
+        self._table = torch.where(mask, value[:, None], self._table)
+        return self._table.gather(1, query[:, None])[:, 0]
 
 
 class GoesWhereTold:
     """Holds the cue on its way through the corridor: `tmaze`."""
 
     def __init__(self, world: World) -> None:
-        self._held: Tensor | int = 0
+        self._cue: Tensor | int = 0
 
-    def __call__(self, obs: Seen, first: Bool[Tensor, " A"]) -> Act:
+    def __call__(self, obs: Obs, first: Bool[Tensor, " A"]) -> Act:
         """Go east, and at the junction where the cue said."""
-        cue, seen = which(obs, range(1, 3))
-        self._held = torch.where(seen, cue, self._held)
+        cue, visible = which(obs, range(1, 3))
+        self._cue = torch.where(visible, cue, self._cue)
         corridor = sees(obs, 0, pack_location(4, 5))
-        return torch.where(corridor, EAST, torch.where(self._held == 0, NORTH, SOUTH))
+        return torch.where(corridor, EAST, torch.where(self._cue == 0, NORTH, SOUTH))
 
 
 class Searches:
@@ -127,7 +127,7 @@ class Searches:
         self._arm: Tensor | int = 0
         self._steps: Tensor | int = 0
 
-    def __call__(self, obs: Seen, first: Bool[Tensor, " A"]) -> Act:
+    def __call__(self, obs: Obs, first: Bool[Tensor, " A"]) -> Act:
         """Go outwards; the moves are in the order of the arms."""
         arm = torch.where(first, 0, self._arm)
         steps = torch.where(first, 0, self._steps)
@@ -177,29 +177,29 @@ class Gathers:
     def _chance(self, limit: int, which: int) -> Act:
         return rng.randint(limit, self._seed, rng.STREAM_ACTION, self._agent, 2 * self._clock + which)
 
-    def __call__(self, obs: Seen, first: Bool[Tensor, " A"]) -> Act:
+    def __call__(self, obs: Obs, first: Bool[Tensor, " A"]) -> Act:
         """Take a step on the shortest way to what it wants; the first action is to stay."""
         self._clock += 1
         wall, ripe, agents = (self._cells(obs, feature) for feature in range(3))
-        mine, theirs = steps_to(self._here & ~wall, wall), steps_to(agents & ~self._here, wall)
-        ripe &= mine < FAR
-        free = ripe & (mine < theirs)
+        own_steps, other_steps = steps_to(self._here & ~wall, wall), steps_to(agents & ~self._here, wall)
+        ripe &= own_steps < FAR
+        free = ripe & (own_steps < other_steps)
         wanted = torch.where(free.any((1, 2), keepdim=True), free, ripe)
-        nearest = torch.where(wanted, mine, FAR).amin((1, 2), keepdim=True)
-        goal = torch.where(nearest < FAR, wanted & (mine == nearest), self._ahead(mine))
+        nearest = torch.where(wanted, own_steps, FAR).amin((1, 2), keepdim=True)
+        goal = torch.where(nearest < FAR, wanted & (own_steps == nearest), self._ahead(own_steps))
         way = steps_to(goal, wall)
         beside = [way[:, VIEW + r, VIEW + c] for r, c in MOVES.values()]
         best = torch.stack(beside, dim=1)
         return torch.where(best.amin(1) < FAR, 1 + best.argmin(1), 0)
 
-    def _ahead(self, mine: Int[Tensor, "A R C"]) -> Bool[Tensor, "A R C"]:
+    def _ahead(self, own_steps: Int[Tensor, "A R C"]) -> Bool[Tensor, "A R C"]:
         """Choose where to wander; who cannot go on turns."""
-        ahead = self._edges[self._heading] & (mine < FAR)
+        ahead = self._edges[self._heading] & (own_steps < FAR)
         stuck = ~ahead.any(2).any(1) | (self._chance(50, 1) == 0)
         self._heading = torch.where(stuck, self._chance(4, 0), self._heading)
-        return self._edges[self._heading] & (mine < FAR)
+        return self._edges[self._heading] & (own_steps < FAR)
 
-    def _cells(self, obs: Seen, feature: int) -> Bool[Tensor, "A R C"]:
+    def _cells(self, obs: Obs, feature: int) -> Bool[Tensor, "A R C"]:
         """Lay the tokens of a feature out as the window."""
         place, size = obs[..., 0].long(), 2 * VIEW + 1
         there = (obs[..., 1] == feature) & (place != PADDING)
@@ -215,7 +215,7 @@ class DoesAnything:
     def __init__(self, world: World) -> None:
         pass
 
-    def __call__(self, obs: Seen, first: Bool[Tensor, " A"]) -> Act:
+    def __call__(self, obs: Obs, first: Bool[Tensor, " A"]) -> Act:
         """Take the first action."""
         return torch.zeros_like(first, dtype=torch.long)
 

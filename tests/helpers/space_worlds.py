@@ -48,8 +48,8 @@ class Memorize:
 
     def step(self, actions):
         check_actions(actions, self.agents, self.spec.action)
-        asked = self.clock % (self.delay + 1) == self.delay
-        reward = self.pay(actions) if asked else torch.zeros(self.agents)
+        at_query = self.clock % (self.delay + 1) == self.delay
+        reward = self.pay(actions) if at_query else torch.zeros(self.agents)
         self.clock += 1
         return self.tell(reward)
 
@@ -81,8 +81,8 @@ class SayNumber(Memorize):
     def target(self):
         return 2 * self.number - 1
 
-    def show(self, first, asked):
-        return torch.stack([self.target * first, torch.full((self.agents,), float(asked))], dim=-1)
+    def show(self, first, at_query):
+        return torch.stack([self.target * first, torch.full((self.agents,), float(at_query))], dim=-1)
 
     def pay(self, actions):
         return 1 - (actions[:, 0].clamp(-1, 1) - self.target).abs()
@@ -98,10 +98,10 @@ class SayNumberInATree(SayNumber):
         action=spaces.Box(-1, 1, (1,)),
     )
 
-    def show(self, first, asked):
+    def show(self, first, at_query):
         number = (self.target * first)[:, None]
-        asked = torch.full((self.agents,), int(asked))
-        return TensorDict({"number": number, "asked": asked}, batch_size=[self.agents])
+        query = torch.full((self.agents,), int(at_query))
+        return TensorDict({"number": number, "asked": query}, batch_size=[self.agents])
 
 
 class NamePlace(Memorize):
@@ -119,7 +119,7 @@ class NamePlace(Memorize):
         which = (self.number * 6).long()
         return torch.stack([which // 2, which % 2], dim=-1)
 
-    def show(self, first, asked):
+    def show(self, first, at_query):
         image = torch.zeros(self.agents, 8, 8, 1, dtype=torch.uint8)
         rows, columns = (self.place * torch.tensor([3, 4])).unbind(-1)
         image[self.agent, rows, columns, 0] = 255 * int(first)

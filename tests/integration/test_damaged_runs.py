@@ -49,17 +49,17 @@ def shell_command(args):
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def full_run(tmp_path_factory):
     return run(tmp_path_factory.mktemp("whole"), "whole").folder
 
 
 @mounting
-def test_a_full_disk_is_reported_and_earlier_checkpoints_resume(tmp_path, whole):
+def test_a_full_disk_is_reported_and_earlier_checkpoints_resume(tmp_path, full_run):
     (tmp_path / "small").mkdir()
     args = words(tmp_path / "small", trainer__keep_checkpoints=0, trainer__checkpoint_interval=1)
     train = shell_command(args)
     # Space for two and a half checkpoints.
-    size = sum(file.stat().st_size for file in (whole / "checkpoints" / "000006").iterdir())
+    size = sum(file.stat().st_size for file in (full_run / "checkpoints" / "000006").iterdir())
     script = f"""
         mount -t tmpfs -o size={size * 5 // 2} tmpfs small
         set +e
@@ -80,7 +80,7 @@ def test_a_full_disk_is_reported_and_earlier_checkpoints_resume(tmp_path, whole)
     assert folder.numbered()
     assert [open_checkpoint(path).iteration for path in folder.numbered()]
     assert main(["train", "--resume", str(folder.path)]) == 0
-    assert apart(whole, folder.path) == []
+    assert apart(full_run, folder.path) == []
 
 
 def test_a_file_size_limit_is_reported_like_a_full_disk(tmp_path):
@@ -107,8 +107,8 @@ def test_a_file_size_limit_is_reported_like_a_full_disk(tmp_path):
 
 @pytest.mark.slow
 @mounting
-def test_a_read_only_run_is_refused_for_resume_and_can_be_checked(tmp_path, whole):
-    shutil.copytree(whole, tmp_path / "x", symlinks=True)
+def test_a_read_only_run_is_refused_for_resume_and_can_be_checked(tmp_path, full_run):
+    shutil.copytree(full_run, tmp_path / "x", symlinks=True)
     script = f"""
         mount --bind x x
         mount -o remount,bind,ro x
@@ -135,8 +135,8 @@ def test_a_read_only_run_is_refused_for_resume_and_can_be_checked(tmp_path, whol
         (run_dir, "_truncate_log", "metrics.jsonl"),
     ],
 )
-def test_a_resume_onto_a_full_disk_names_the_file(tmp_path, monkeypatch, capsys, whole, where, name, file):
-    shutil.copytree(whole, tmp_path / "x", symlinks=True)
+def test_a_resume_onto_a_full_disk_names_the_file(tmp_path, monkeypatch, capsys, full_run, where, name, file):
+    shutil.copytree(full_run, tmp_path / "x", symlinks=True)
     with (tmp_path / "x" / "metrics.jsonl").open("a") as metrics:
         metrics.write("{}\n")
 
@@ -186,9 +186,9 @@ def damage(path, how):
         ("dangling", "latest points to 000009, which does not exist; using the newest."),
     ],
 )
-def test_a_damaged_run_resumes_from_the_newest_valid_checkpoint(tmp_path, monkeypatch, capsys, whole, how, message):
+def test_a_damaged_run_resumes_from_the_newest_valid_checkpoint(tmp_path, monkeypatch, capsys, full_run, how, message):
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(whole, tmp_path / "x", symlinks=True)
+    shutil.copytree(full_run, tmp_path / "x", symlinks=True)
     damage(tmp_path / "x" / "checkpoints" / "000006", how)
     assert main(["train", "--resume", "x"]) == 0
     captured = capsys.readouterr()
@@ -196,15 +196,15 @@ def test_a_damaged_run_resumes_from_the_newest_valid_checkpoint(tmp_path, monkey
     assert message in lines[0]
     assert lines[1].startswith("run x resumes after iteration 4 of 6, ")
     assert captured.err == ""
-    assert apart(whole, tmp_path / "x") == []
+    assert apart(full_run, tmp_path / "x") == []
     assert not (tmp_path / "executed").exists()
     # The damaged checkpoint is renamed.
     renamed = (tmp_path / "x" / "checkpoints" / "000006.damaged").exists()
     assert renamed == (how != "dangling")
 
 
-def test_a_run_without_valid_checkpoint_is_not_touched(tmp_path, capsys, whole):
-    shutil.copytree(whole, tmp_path / "x", symlinks=True)
+def test_a_run_without_valid_checkpoint_is_not_touched(tmp_path, capsys, full_run):
+    shutil.copytree(full_run, tmp_path / "x", symlinks=True)
     for path in RunDir(tmp_path / "x").numbered():
         damage(path, "flipped")
     before = {path: path.read_bytes() for path in (tmp_path / "x").rglob("*") if path.is_file()}

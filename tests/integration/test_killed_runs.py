@@ -52,7 +52,7 @@ def start_dying(folder, keys, name, after):
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def full_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "whole"
     assert start_or_resume(folder, keys_of("recall", folder.parent)) == 0
     return folder
@@ -67,9 +67,9 @@ def whole(tmp_path_factory):
         ("set_symlink", 3),  # renamed, but without symlink
     ],
 )
-def test_sigkill_while_writing_a_checkpoint_resumes_bit_for_bit(whole, name, after):
-    folder, keys = whole.with_name(f"{name}-{after}"), keys_of("recall", whole.parent)
+def test_sigkill_while_writing_a_checkpoint_resumes_bit_for_bit(full_run, name, after):
+    folder, keys = full_run.with_name(f"{name}-{after}"), keys_of("recall", full_run.parent)
     assert in_child(start_dying, folder, keys, name, after)[2] == "the process died"
     assert in_child(start_or_resume, folder, keys)[:2] == ("done", "0")
-    assert apart(whole, folder) == []
+    assert apart(full_run, folder) == []
     assert not list((folder / "checkpoints").glob(".*"))

@@ -42,14 +42,14 @@ class TreeOf:
         inner = TensorDict({"number": obs, "twice": 2 * obs}, batch_size=[self.agents])
         return TensorDict({"inner": inner}, batch_size=[self.agents])
 
-    def told(self, step):
+    def convert(self, step):
         return replace(step, obs=self.as_tree(step.obs), last_obs=self.as_tree(step.last_obs))
 
     def reset(self):
-        return self.told(self.world.reset())
+        return self.convert(self.world.reset())
 
     def step(self, actions):
-        return self.told(self.world.step(actions))
+        return self.convert(self.world.step(actions))
 
 
 class TreeReader(RecurrentPolicy):
@@ -111,11 +111,11 @@ def test_collecting_learning_and_playing_work_in_every_space(kind):
 
 @pytest.mark.parametrize("kind", WORLDS)
 def test_runs_repeat(kind):
-    lived = []
+    rollouts = []
     for _ in range(2):
         world, policy = build(kind)
-        lived.append(Collector(world, policy, length=12, horizon=6, seed=4).rollout(0).steps)
-    one, other = (steps.flatten_keys() for steps in lived)
+        rollouts.append(Collector(world, policy, length=12, horizon=6, seed=4).rollout(0).steps)
+    one, other = (steps.flatten_keys() for steps in rollouts)
     assert all(leaf.equal(other[key]) for key, leaf in one.items())
     assert len(one["actions"].flatten().unique()) > 1
 
@@ -174,15 +174,15 @@ def test_agent_experience_spec_in_every_space():
     for kind, action in ((SayNumberInATree, torch.float32), (NamePlace, torch.int64)):
         world, policy = build(kind)
         policy.bind(world.spec)
-        told = policy.get_agent_experience_spec()
-        lived = Collector(world, policy, length=4, horizon=4, seed=0).rollout(0).steps
-        for key in told.keys(True, True):
-            assert (told[key].shape[1:], told[key].dtype) == (lived[key].shape[2:], lived[key].dtype), key
-        assert told["actions"].dtype == action
+        spec = policy.get_agent_experience_spec()
+        steps = Collector(world, policy, length=4, horizon=4, seed=0).rollout(0).steps
+        for key in spec.keys(True, True):
+            assert (spec[key].shape[1:], spec[key].dtype) == (steps[key].shape[2:], steps[key].dtype), key
+        assert spec["actions"].dtype == action
 
 
 @pytest.mark.parametrize(
-    ("shown", "told"),
+    ("shown", "message"),
     [
         (
             lambda obs: obs["number"],
@@ -198,13 +198,13 @@ def test_agent_experience_spec_in_every_space():
         ),
     ],
 )
-def test_observation_outside_spec_is_refused(shown, told):
+def test_observation_outside_spec_is_refused(shown, message):
     class Liar(SayNumberInATree):
-        def show(self, first, asked):
-            return shown(super().show(first, asked))
+        def show(self, first, at_query):
+            return shown(super().show(first, at_query))
 
     _, policy = build(SayNumberInATree)
-    with pytest.raises(ContractError, match=told):
+    with pytest.raises(ContractError, match=message):
         Collector(Liar(3), policy, length=4, horizon=4, seed=0)
 
 

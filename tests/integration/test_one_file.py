@@ -89,9 +89,9 @@ def carry_over(policy, cues):
 
 def pairs(policy, net):
     """Pair the library's parameters with the oracle's, in the oracle's shape."""
-    theirs = dict(net.named_parameters())
+    expected = dict(net.named_parameters())
     for name, ours in policy.named_parameters():
-        yield name, ours, theirs[oracle_name(name)]
+        yield name, ours, expected[oracle_name(name)]
 
 
 def merge(rollouts):
@@ -133,14 +133,14 @@ def recording(kind, dtype):
     segments = collector.rollout(version=0)
     actions.append(by_agent(segments.steps["actions"]))
     twin = holdfast.make_world("recall", **options)
-    seen, state, rollouts = twin.reset(), net.initial_state(AGENTS), []
+    step, state, rollouts = twin.reset(), net.initial_state(AGENTS), []
     with pytest.MonkeyPatch.context() as patch:
         script(patch, torch.cat(actions, dim=1))
         for _ in range(2 * LENGTH // HORIZON):
-            lived, seen, state = oracle.rollout(net, twin, seen, state, HORIZON)
-            rollouts.append(lived)
+            rollout, step, state = oracle.rollout(net, twin, step, state, HORIZON)
+            rollouts.append(rollout)
     second = merge(rollouts[LENGTH // HORIZON :])
-    return SimpleNamespace(policy=policy, net=net, segments=segments, lived=second)
+    return SimpleNamespace(policy=policy, net=net, segments=segments, rollout=second)
 
 
 def live_twice(kind, dtype=torch.float64):
@@ -155,23 +155,23 @@ def apart(a, b):
 
 def relative_gradients_apart(policy, net):
     """How far gradients are apart, each as a share of its largest entry."""
-    largest = max(float(theirs.grad.abs().max()) for _, _, theirs in pairs(policy, net))
+    largest = max(float(expected.grad.abs().max()) for _, _, expected in pairs(policy, net))
     shares = {}
-    for name, ours, theirs in pairs(policy, net):
-        scale = float(theirs.grad.abs().max())
+    for name, ours, expected in pairs(policy, net):
+        scale = float(expected.grad.abs().max())
         if name == "actor.scores.bias":
             # It moves all scores alike, which softmax does not see: its true gradient is 0.
             assert scale <= 1e-6 * largest
             scale = largest
         assert scale > 0, name
-        shares[name] = apart(as_oracle(name, ours.grad), theirs.grad) / scale
+        shares[name] = apart(as_oracle(name, ours.grad), expected.grad) / scale
     return shares
 
 
 def targets_apart(both):
     """How far advantages and returns are apart."""
     ours = compute_targets(both.segments, PPOConfig(gamma=GAMMA, gae_lambda=LAM))
-    advantages, returns = oracle.advantages(both.lived, GAMMA, LAM)
+    advantages, returns = oracle.advantages(both.rollout, GAMMA, LAM)
     return max(apart(ours.advantages, advantages), apart(ours.returns, returns))
 
 
@@ -184,8 +184,8 @@ def backward_both(both, rows, **knobs):
     loss, _, _ = replay_loss(both.policy, some, goal, ppo)
     loss.backward()
     cfg = dataclasses.replace(oracle.Config(), vf_clip=ppo.vf_clip_coef if ppo.clip_vloss else None)
-    part = oracle.Rollout(*(field[rows] for field in both.lived))
-    advantages, returns = oracle.advantages(both.lived, GAMMA, LAM)
+    part = oracle.Rollout(*(field[rows] for field in both.rollout))
+    advantages, returns = oracle.advantages(both.rollout, GAMMA, LAM)
     expected = oracle.ppo_loss(both.net, part, advantages[rows], returns[rows], cfg, ENT_COEF)
     expected.backward()
     return apart(loss, expected)
@@ -194,7 +194,7 @@ def backward_both(both, rows, **knobs):
 def replays_apart(both, h, c):
     """How far the library's replay is from the oracle's unroll from a given entry state."""
     ours = replay(both.policy, both.segments)
-    logits, values, _ = both.net.unroll(both.lived.obs, both.lived.first, (h, c))
+    logits, values, _ = both.net.unroll(both.rollout.obs, both.rollout.first, (h, c))
     return max(apart(ours["full_log_probs"], logits.log_softmax(-1)), apart(ours["values"], values))
 
 
@@ -218,22 +218,22 @@ def test_initial_weights_agree_with_the_oracle():
     policy = holdfast.make_policy("fast", world, seed=0)
     torch.manual_seed(1)
     net = oracle.Net(4)
-    for name, ours, theirs in pairs(policy, net):
-        mine = as_oracle(name, ours.detach())
-        assert mine.shape == theirs.shape, name
+    for name, ours, expected in pairs(policy, net):
+        actual = as_oracle(name, ours.detach())
+        assert actual.shape == expected.shape, name
         if name in ("actor.scores.weight", "actor.scores.bias"):
             bound = 512**-0.5
-            assert mine.abs().max() <= bound
-            assert theirs.abs().max() <= bound
+            assert actual.abs().max() <= bound
+            assert expected.abs().max() <= bound
         elif name == "actor.embeddings.table.weight":
-            assert mine.abs().max().item() == pytest.approx(0.1)
-            assert theirs.abs().max().item() == pytest.approx(0.1)
-            spread = torch.linalg.svdvals(theirs.detach())
+            assert actual.abs().max().item() == pytest.approx(0.1)
+            assert expected.abs().max().item() == pytest.approx(0.1)
+            spread = torch.linalg.svdvals(expected.detach())
             assert torch.allclose(spread, spread[0].expand_as(spread), rtol=1e-4)
-        elif mine.dim() == 1:
-            assert torch.equal(mine, theirs), name
+        elif actual.dim() == 1:
+            assert torch.equal(actual, expected), name
         else:
-            spectra = [torch.linalg.svdvals(weight.detach().flatten(1)) for weight in (mine, theirs)]
+            spectra = [torch.linalg.svdvals(weight.detach().flatten(1)) for weight in (actual, expected)]
             assert torch.allclose(*spectra, atol=1e-4), name
 
 
@@ -242,50 +242,50 @@ def test_worlds_agree_with_the_oracle(truncate):
     """The two draw differently, so the oracle's world is handed the cues and delays of ours."""
     ours = holdfast.make_world("recall", agents=AGENTS, delay=(0, 5), cues=4, truncate=truncate, seed=3)
     cfg = dataclasses.replace(oracle.Config(), delay=(0, 5), truncate=truncate)
-    theirs = oracle.Recall(cfg, AGENTS, seed=0)
-    told, heard = ours.reset(), theirs.reset()
+    oracle_world = oracle.Recall(cfg, AGENTS, seed=0)
+    step, expected = ours.reset(), oracle_world.reset()
     generator = torch.Generator().manual_seed(0)
     lengths = torch.zeros(AGENTS)
     for _ in range(40):
-        opened = told.first
-        theirs.cue = torch.where(opened, ours._cue, theirs.cue)
-        theirs.wait = torch.where(opened, ours._to_query, theirs.wait)
-        heard = theirs._make_step(heard.first, heard.terminated | heard.truncated, heard.reward)
+        opened = step.first
+        oracle_world.cue = torch.where(opened, ours._cue, oracle_world.cue)
+        oracle_world.wait = torch.where(opened, ours._to_query, oracle_world.wait)
+        expected = oracle_world._make_step(expected.first, expected.terminated | expected.truncated, expected.reward)
         for name in ("obs", "reward", "terminated", "truncated", "first"):
-            assert torch.equal(getattr(told, name), getattr(heard, name)), name
+            assert torch.equal(getattr(step, name), getattr(expected, name)), name
         if truncate:
-            assert torch.equal(told.last_obs, heard.last_obs)
-        assert heard.obs.dtype == torch.uint8
+            assert torch.equal(step.last_obs, expected.last_obs)
+        assert expected.obs.dtype == torch.uint8
         lengths = torch.where(opened, 1, lengths + 1)
         guess = torch.randint(4, (AGENTS,), generator=generator)
         actions = torch.where(torch.rand(AGENTS, generator=generator) < 0.5, ours._cue, guess)
-        told, heard = ours.step(actions), theirs.step(actions)
-        assert bool(((lengths >= 2) & (lengths <= 7))[told.first].all())
+        step, expected = ours.step(actions), oracle_world.step(actions)
+        assert bool(((lengths >= 2) & (lengths <= 7))[step.first].all())
 
 
 @pytest.mark.parametrize("kind", WORLDS)
 def test_rollout_and_replay_agree_with_the_oracle(kind):
     both = live_twice(kind)
-    steps, lived = both.segments.steps, both.lived
-    assert bool(lived.first[:, 1:].any()), "episodes open inside segments"
-    assert float(lived.h.abs().amax(dim=(1, 2)).min()) > 0.01, "no entry state is empty"
-    assert torch.equal(steps["env_obs"], lived.obs)
-    assert torch.equal(steps["first"], lived.first)
-    assert torch.equal(steps["actions"], lived.action)
-    assert apart(both.segments.entry_state["h"], lived.h) <= 1e-10
-    assert apart(both.segments.entry_state["c"], lived.c) <= 1e-10
-    assert apart(steps["act_log_prob"], lived.log_prob) <= 1e-10
-    assert apart(steps["values"], lived.value) <= 1e-10
-    assert apart(both.segments.tail["values"], lived.next_value) <= 1e-10
-    assert replays_apart(both, lived.h, lived.c) <= 1e-10
+    steps, rollout = both.segments.steps, both.rollout
+    assert bool(rollout.first[:, 1:].any()), "episodes open inside segments"
+    assert float(rollout.h.abs().amax(dim=(1, 2)).min()) > 0.01, "no entry state is empty"
+    assert torch.equal(steps["env_obs"], rollout.obs)
+    assert torch.equal(steps["first"], rollout.first)
+    assert torch.equal(steps["actions"], rollout.action)
+    assert apart(both.segments.entry_state["h"], rollout.h) <= 1e-10
+    assert apart(both.segments.entry_state["c"], rollout.c) <= 1e-10
+    assert apart(steps["act_log_prob"], rollout.log_prob) <= 1e-10
+    assert apart(steps["values"], rollout.value) <= 1e-10
+    assert apart(both.segments.tail["values"], rollout.next_value) <= 1e-10
+    assert replays_apart(both, rollout.h, rollout.c) <= 1e-10
 
 
 @pytest.mark.parametrize("kind", WORLDS)
 def test_advantages_and_returns_agree_with_the_oracle(kind):
     both = live_twice(kind)
-    ended = both.lived.truncated if kind == "truncated" else both.lived.terminated
+    ended = both.rollout.truncated if kind == "truncated" else both.rollout.terminated
     assert bool(ended[:, :-1].any())
-    assert bool(both.lived.reward.any())
+    assert bool(both.rollout.reward.any())
     if kind != "fixed":
         assert bool(ended[:, -1].any()), "some episode ends on a segment's edge"
     assert targets_apart(both) <= 1e-10
@@ -303,11 +303,11 @@ def test_gradients_agree_where_ratio_and_value_are_clipped():
     """Weights have not changed yet, so the stored outputs are changed instead."""
     both = live_twice("mixed")
     generator = torch.Generator().manual_seed(0)
-    size = both.lived.value.shape
+    size = both.rollout.value.shape
     for key, field in (("act_log_prob", "log_prob"), ("values", "value")):
         push = 0.3 * torch.randn(size, generator=generator, dtype=torch.float64)
         both.segments.steps[key] = both.segments.steps[key] + push
-        both.lived = both.lived._replace(**{field: getattr(both.lived, field) + push})
+        both.rollout = both.rollout._replace(**{field: getattr(both.rollout, field) + push})
     assert backward_both(both, ROWS, clip_vloss=True, vf_clip_coef=0.1) <= 1e-10
     shares = relative_gradients_apart(both.policy, both.net)
     assert max(shares.values()) <= 1e-9, shares
@@ -316,10 +316,10 @@ def test_gradients_agree_where_ratio_and_value_are_clipped():
 @pytest.mark.parametrize("kind", WORLDS)
 def test_single_precision_agrees_with_the_oracle(kind):
     both = live_twice(kind, torch.float32)
-    steps, lived = both.segments.steps, both.lived
-    assert apart(steps["act_log_prob"], lived.log_prob) <= 1e-5
-    assert apart(steps["values"], lived.value) <= 1e-5
-    assert replays_apart(both, lived.h, lived.c) <= 1e-5
+    steps, rollout = both.segments.steps, both.rollout
+    assert apart(steps["act_log_prob"], rollout.log_prob) <= 1e-5
+    assert apart(steps["values"], rollout.value) <= 1e-5
+    assert replays_apart(both, rollout.h, rollout.c) <= 1e-5
     backward_both(both, ROWS, clip_vloss=False)
     shares = relative_gradients_apart(both.policy, both.net)
     assert max(shares.values()) <= 2e-5, shares
@@ -332,22 +332,22 @@ def test_two_iterations_of_training_end_in_the_same_weights(monkeypatch):
     policy = make_talkative_policy(world, torch.float64)
     net, before = carry_over(policy, cues=4), carry_over(policy, cues=4)
     collector = Collector(world, policy, length=HORIZON, horizon=HORIZON, seed=7)
-    theirs = torch.optim.Adam(net.parameters(), lr=1e-2)
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
     cfg = dataclasses.replace(oracle.Config(), gamma=GAMMA, lam=LAM)
     losses = {"clip_coef": cfg.clip, "vf_coef": cfg.vf_coef, "clip_vloss": False, "ent_coef": ENT_COEF}
     learner, ppo = None, PPOConfig(gamma=GAMMA, gae_lambda=LAM, **losses)
-    seen, state = twin.reset(), net.initial_state(AGENTS)
+    step, state = twin.reset(), net.initial_state(AGENTS)
     for version in range(2):
         segments = collector.rollout(version=version)
         script(monkeypatch, segments.steps["actions"])
-        lived, seen, state = oracle.rollout(net, twin, seen, state, HORIZON)
+        rollout, step, state = oracle.rollout(net, twin, step, state, HORIZON)
         orders = [minibatches(segments, 4, seed=7, epoch=2 * version + epoch) for epoch in range(2)]
-        oracle.update(net, theirs, lived, [rows for order in orders for rows in order], cfg, ENT_COEF)
+        oracle.update(net, optimizer, rollout, [rows for order in orders for rows in order], cfg, ENT_COEF)
         learner = learner or learner_for(policy, segments, ppo, epochs=2, seed=7)
         learned = learner.update(segments)
     assert learned["losses/clipfrac"] > 0, "some ratios were clipped"
-    for name, mine, other in pairs(policy, net):
-        assert apart(as_oracle(name, mine), other) <= 1e-9, name
+    for name, ours, other in pairs(policy, net):
+        assert apart(as_oracle(name, ours), other) <= 1e-9, name
         assert apart(other, dict(before.named_parameters())[oracle_name(name)]) > 0, name
 
 
@@ -366,34 +366,34 @@ def test_evaluation_agrees_with_the_oracle(memory):
 
 def test_empty_entry_states_are_detected():
     both = live_twice("mixed")
-    empty = torch.zeros_like(both.lived.h)
+    empty = torch.zeros_like(both.rollout.h)
     assert replays_apart(both, empty, empty) > 1e-6
-    both.lived = both.lived._replace(h=empty, c=empty)
+    both.rollout = both.rollout._replace(h=empty, c=empty)
     backward_both(both, ROWS, clip_vloss=False)
     assert max(relative_gradients_apart(both.policy, both.net).values()) > 1e-6
 
 
 def test_missing_resets_are_detected():
     both = live_twice("mixed")
-    both.lived = both.lived._replace(first=torch.zeros_like(both.lived.first))
-    assert replays_apart(both, both.lived.h, both.lived.c) > 1e-6
+    both.rollout = both.rollout._replace(first=torch.zeros_like(both.rollout.first))
+    assert replays_apart(both, both.rollout.h, both.rollout.c) > 1e-6
 
 
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda lived: {"truncated": torch.zeros_like(lived.truncated), "terminated": lived.truncated},
-        lambda lived: {"truncated": torch.zeros_like(lived.truncated)},
-        lambda lived: {"last_value": torch.zeros_like(lived.last_value)},
-        lambda lived: {"last_value": torch.cat([lived.value[:, 1:], lived.next_value[:, None]], dim=1)},
-        lambda lived: {"next_value": torch.zeros_like(lived.next_value)},
-        lambda lived: {"reward": lived.reward.roll(1, dims=1)},
+        lambda rollout: {"truncated": torch.zeros_like(rollout.truncated), "terminated": rollout.truncated},
+        lambda rollout: {"truncated": torch.zeros_like(rollout.truncated)},
+        lambda rollout: {"last_value": torch.zeros_like(rollout.last_value)},
+        lambda rollout: {"last_value": torch.cat([rollout.value[:, 1:], rollout.next_value[:, None]], dim=1)},
+        lambda rollout: {"next_value": torch.zeros_like(rollout.next_value)},
+        lambda rollout: {"reward": rollout.reward.roll(1, dims=1)},
     ],
     ids=["as termination", "ignored", "worth nothing", "next episode's value", "no bootstrap", "late reward"],
 )
 def test_damaged_advantages_are_detected(damage):
     both = live_twice("truncated")
-    both.lived = both.lived._replace(**damage(both.lived))
+    both.rollout = both.rollout._replace(**damage(both.rollout))
     assert targets_apart(both) > 1e-6
 
 
@@ -401,8 +401,8 @@ def test_last_values_of_cleared_states_are_detected():
     """The last observation is empty, so only the memory before clearing tells agents apart there."""
     both = live_twice("truncated")
     nothing = torch.full((AGENTS, 4, 3), oracle.PADDING, dtype=torch.uint8)
-    everybody = torch.ones(AGENTS, dtype=torch.bool)
+    all_agents = torch.ones(AGENTS, dtype=torch.bool)
     with torch.no_grad():
-        _, forgetful, _ = both.net(nothing, everybody, both.net.initial_state(AGENTS))
-    both.lived = both.lived._replace(last_value=torch.full_like(both.lived.value, float(forgetful[0])))
+        _, forgetful, _ = both.net(nothing, all_agents, both.net.initial_state(AGENTS))
+    both.rollout = both.rollout._replace(last_value=torch.full_like(both.rollout.value, float(forgetful[0])))
     assert targets_apart(both) > 1e-6

@@ -114,13 +114,13 @@ def test_evaluation_starts_no_workers(tmp_path, monkeypatch):
 
 def test_run_with_workers_resumes_bit_for_bit(tmp_path, monkeypatch):
     keys = {"world": "gym:training.test_resume:Sums", "world__delay": None}
-    whole = train(tmp_path, "whole", 2, **keys)
+    full_run = train(tmp_path, "whole", 2, **keys)
     with monkeypatch.context() as patched:
         stopping(patched, Collector, "rollout", 4, ask)
         parts = train(tmp_path, "parts", 2, **keys)
     assert not parts.finished
     assert holdfast.train(resume=parts.folder).finished
-    assert apart(whole.folder, parts.folder) == []
+    assert apart(full_run.folder, parts.folder) == []
 
 
 def sizes(workers, groups):
@@ -130,13 +130,13 @@ def sizes(workers, groups):
 @pytest.mark.parametrize("layouts", [[(2, 1), (0, 1)], [(0, 1), (4, 1)], [(1, 2), (4, 2)]])
 def test_numbers_of_workers_may_change_on_resume(tmp_path, monkeypatch, layouts):
     keys = {"trainer__total_timesteps": 128, "trainer__eval_episodes": 2}
-    whole = train(tmp_path, "whole", None, **keys, **sizes(*layouts[-1]))
+    full_run = train(tmp_path, "whole", None, **keys, **sizes(*layouts[-1]))
     with monkeypatch.context() as patched:
         stopping(patched, Collector, "rollout", 2, ask)
         parts = train(tmp_path, "parts", None, **keys, **sizes(*layouts[0]))
     assert not parts.finished
     assert holdfast.train(resume=parts.folder, overrides=sizes(*layouts[1])).finished
-    assert apart(whole.folder, parts.folder) == []
+    assert apart(full_run.folder, parts.folder) == []
 
 
 def test_agents_of_a_restarted_worker_cannot_change_workers(tmp_path):
@@ -149,13 +149,13 @@ def test_agents_of_a_restarted_worker_cannot_change_workers(tmp_path):
 
 
 def test_resume_after_an_interrupted_first_rollout(tmp_path, monkeypatch):
-    whole = train(tmp_path, "whole", 2)
+    full_run = train(tmp_path, "whole", 2)
     with monkeypatch.context() as patched:
         stopping(patched, Collector, "rollout", 1, ask)
         parts = train(tmp_path, "parts", 2)
     assert parts.checkpoint.name == "000000"
     assert holdfast.train(resume=parts.folder).finished
-    assert apart(whole.folder, parts.folder) == []
+    assert apart(full_run.folder, parts.folder) == []
 
 
 @pytest.mark.parametrize("restart", [False, True])
@@ -307,13 +307,13 @@ def test_fifty_faults_leave_checkpoints_processes_and_memory_clean(tmp_path, cap
 
 def test_run_ended_by_a_worker_resumes(tmp_path):
     keys = {"world": "helpers.faulty_worlds:Faulty", "world__delay": None, "world__when": 20}
-    whole = train(tmp_path, "whole", 2, **keys, world__marker=str(tmp_path))
+    full_run = train(tmp_path, "whole", 2, **keys, world__marker=str(tmp_path))
     with pytest.raises(WorkerError, match=r"(?s)the bottom fell out.*last actions \[.*in _raise"):
         train(tmp_path, "parts", 2, **keys, world__marker=str(tmp_path / "marker"))
     saved, _ = iterations_saved(tmp_path / "parts")
     assert saved == 2
     assert holdfast.train(resume=tmp_path / "parts").finished
-    assert lines_of(whole.folder) == lines_of(tmp_path / "parts")
+    assert lines_of(full_run.folder) == lines_of(tmp_path / "parts")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])

@@ -72,8 +72,8 @@ shares = st.sampled_from([0.0, 0.1, 0.5, 1.0])
 @given(**sizes, gamma=st.floats(0, 1), lam=st.floats(0, 1), ends=shares, gone=shares)
 def test_gae_matches_loop(B, T, seed, gamma, lam, ends, gone):
     case = random_case(B, T, seed, ends, gone)
-    found = gae(**case, gamma=gamma, lam=lam)
-    torch.testing.assert_close(found, plain_gae(case, gamma, lam), rtol=1e-10, atol=1e-10)
+    advantages = gae(**case, gamma=gamma, lam=lam)
+    torch.testing.assert_close(advantages, plain_gae(case, gamma, lam), rtol=1e-10, atol=1e-10)
 
 
 @settings(max_examples=25)
@@ -81,9 +81,9 @@ def test_gae_matches_loop(B, T, seed, gamma, lam, ends, gone):
 def test_gae_in_float32_is_near_the_loop_in_float64(B, T, seed):
     case = random_case(B, T, seed)
     single = {key: x.float() if x.is_floating_point() else x for key, x in case.items()}
-    found = gae(**single, gamma=0.99, lam=0.95)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found.double(), plain_gae(case, 0.99, 0.95), rtol=1e-4, atol=1e-4)
+    advantages = gae(**single, gamma=0.99, lam=0.95)
+    assert advantages.dtype == torch.float32
+    torch.testing.assert_close(advantages.double(), plain_gae(case, 0.99, 0.95), rtol=1e-4, atol=1e-4)
 
 
 def test_gae_bootstrap_by_hand():
@@ -115,9 +115,9 @@ def test_both_flags_together_are_a_termination():
 def test_gae_end_in_the_tail_by_hand(flag, last):
     # The last step's flags are the tail's: delta2 = 3 + last/2 - 3 = last/2, and the end value 8 is not used.
     case = row([1, 2, 3], [1, 2, 3], **{flag: [2]}, last=6, end=8)
-    found = gae(**case, gamma=0.5, lam=0.5)
-    assert found[0, 2] == last / 2
-    assert found[0, 1] == 1.5 + last / 8
+    advantages = gae(**case, gamma=0.5, lam=0.5)
+    assert advantages[0, 2] == last / 2
+    assert advantages[0, 1] == 1.5 + last / 8
 
 
 def test_gae_skips_invalid_steps_by_hand():
@@ -179,9 +179,9 @@ def test_gae_does_not_cross_episode_ends(B, T, seed):
 @given(**sizes)
 def test_gae_lambda_one_is_the_discounted_return(B, T, seed):
     case = random_case(B, T, seed, ends=0.0, gone=0.0)
-    found = case["values"] + gae(**case, gamma=0.9, lam=1.0)
+    value_targets = case["values"] + gae(**case, gamma=0.9, lam=1.0)
     returns = reverse_scan(case["next_rewards"], torch.full((B, T), 0.9, dtype=torch.float64), case["end_values"])
-    torch.testing.assert_close(found, returns, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(value_targets, returns, rtol=1e-9, atol=1e-9)
 
 
 def test_gae_of_invalid_row_is_zero():
@@ -208,16 +208,16 @@ def with_ratios(case, seed):
 def test_vtrace_matches_loop(B, T, seed, gamma, lam, rho_clip, c_clip, ends, gone):
     case = with_ratios(random_case(B, T, seed, ends, gone), seed)
     clips = {"rho_clip": rho_clip, "c_clip": c_clip}
-    found = vtrace(**case, gamma=gamma, lam=lam, **clips)
-    torch.testing.assert_close(found, plain_gae(case, gamma, lam, **clips), rtol=1e-9, atol=1e-9)
+    advantages = vtrace(**case, gamma=gamma, lam=lam, **clips)
+    torch.testing.assert_close(advantages, plain_gae(case, gamma, lam, **clips), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @given(**sizes, clip=st.floats(1, 3))
 def test_vtrace_with_ratio_one_is_gae(dtype, B, T, seed, clip):
     case = random_case(B, T, seed, dtype=dtype)
-    found = vtrace(**case, ratio=torch.ones(B, T, dtype=dtype), gamma=0.99, lam=0.95, rho_clip=clip, c_clip=clip)
-    assert torch.equal(found, gae(**case, gamma=0.99, lam=0.95))
+    advantages = vtrace(**case, ratio=torch.ones(B, T, dtype=dtype), gamma=0.99, lam=0.95, rho_clip=clip, c_clip=clip)
+    assert torch.equal(advantages, gae(**case, gamma=0.99, lam=0.95))
 
 
 def test_vtrace_by_hand():
@@ -226,8 +226,8 @@ def test_vtrace_by_hand():
     # A3 = 8;  A2 = 2 + 1/4 * 1 * 8 = 4;  A1 = 0.75 + 1/4 * 1/2 * 4 = 1.25;  A0 = 2 + 1/4 * 1 * 1.25 = 2.3125
     case = row([1, 2, 3, 4], [1, 2, 3, 4], end=8)
     case["ratio"] = torch.tensor([[4, 0.5, 1, 3]], dtype=torch.float64)
-    found = vtrace(**case, gamma=0.5, lam=0.5, rho_clip=2.0, c_clip=1.0)
-    assert found.tolist() == [[2.3125, 1.25, 4.0, 8.0]]
+    advantages = vtrace(**case, gamma=0.5, lam=0.5, rho_clip=2.0, c_clip=1.0)
+    assert advantages.tolist() == [[2.3125, 1.25, 4.0, 8.0]]
 
 
 @given(**sizes)
@@ -235,8 +235,8 @@ def test_vtrace_rows_are_independent(B, T, seed):
     case = with_ratios(random_case(B, T, seed), seed)
     order = torch.randperm(B, generator=torch.Generator().manual_seed(seed))
     clips = {"gamma": 0.9, "lam": 0.8, "rho_clip": 1.5, "c_clip": 0.7}
-    found = vtrace(**{key: x[order] for key, x in case.items()}, **clips)
-    assert torch.equal(found, vtrace(**case, **clips)[order])
+    advantages = vtrace(**{key: x[order] for key, x in case.items()}, **clips)
+    assert torch.equal(advantages, vtrace(**case, **clips)[order])
 
 
 @pytest.mark.parametrize("noise", [1e6, float("inf"), float("nan")])

@@ -27,7 +27,7 @@ A, T = 4, 5
 PLAIN = PPOConfig(gamma=0.9, gae_lambda=0.8, ent_coef=0.01, max_grad_norm=1e9)
 
 
-def lived(policy, seed=0, gone=0.2):
+def collect_segments(policy, seed=0, gone=0.2):
     collector = Collector(random_script(A, 12, seed, 0.15, gone), policy, length=2 * T, horizon=T, seed=seed)
     segments = copy.deepcopy(collector.rollout(0))
     for part in (segments.steps, segments.tail):
@@ -77,15 +77,15 @@ def gradients_with(segments, ppo=PLAIN, **words):
 def test_gradient_accumulation_equals_full_minibatch(seed, pieces, advantage):
     # Nobody is everywhere: pieces have different numbers of steps.
     ppo = PLAIN.model_copy(update={"l2_init": 0.1, "l2_reg": 0.01, "advantage": advantage})
-    segments = lived(make_reader(seed=1).double(), seed=seed, gone=0.5)
-    (whole,), told = gradients_with(segments, ppo)
+    segments = collect_segments(make_reader(seed=1).double(), seed=seed, gone=0.5)
+    (full,), report = gradients_with(segments, ppo)
     (added,), same = gradients_with(segments, ppo, accumulate=pieces)
-    torch.testing.assert_close(added, whole, rtol=1e-9, atol=1e-12)
-    assert same == pytest.approx(told, rel=1e-9, abs=1e-12)
+    torch.testing.assert_close(added, full, rtol=1e-9, atol=1e-12)
+    assert same == pytest.approx(report, rel=1e-9, abs=1e-12)
 
 
 def test_gradient_accumulation_is_one_optimizer_step():
-    gradients, report = gradients_with(lived(make_reader().double()), rows=4, accumulate=4, epochs=3)
+    gradients, report = gradients_with(collect_segments(make_reader().double()), rows=4, accumulate=4, epochs=3)
     assert len(gradients) == 6
     assert report["charts/gradient_steps"] == 6
     assert report["charts/epochs"] == 3
@@ -93,7 +93,7 @@ def test_gradient_accumulation_is_one_optimizer_step():
 
 def test_update_writes_values_and_ratios_to_the_buffer():
     policy = make_reader()
-    segments = lived(policy)
+    segments = collect_segments(policy)
     stored = {key: segments.steps[key].clone() for key in ("values", "act_log_prob")}
     moved = make_reader(seed=1)
     with torch.no_grad():
@@ -109,28 +109,28 @@ def test_update_writes_values_and_ratios_to_the_buffer():
 
 def test_refreshed_advantages_equal_those_of_new_values():
     policy = make_reader().double()
-    segments = lived(policy, gone=0.3)
+    segments = collect_segments(policy, gone=0.3)
     generator = torch.Generator().manual_seed(0)
     values = torch.rand(segments.steps["values"].shape, generator=generator, dtype=torch.float64)
     segments.steps["values_now"] = values
     ends = segments.tail["values"].unflatten(0, (A, 2))[:, -1].clone()
     refresh_bootstrap(segments)
-    told = compute_targets(segments, PLAIN, "values_now")
+    targets = compute_targets(segments, PLAIN, "values_now")
     # Lived in one segment, with nothing to look past lambda 0, the same values give the same advantages.
     long = segments.steps.unflatten(0, (A, 2)).flatten(1, 2)
     short = PLAIN.model_copy(update={"gae_lambda": 0.0})
     tail = segments.tail.unflatten(0, (A, 2))[:, -1].clone()
     assert torch.equal(tail["values"], ends)
-    whole = type(segments)(long, segments.entry_state[::2], tail, segments.version[::2], A)
-    by_life = compute_targets(whole, short, "values_now").advantages.unflatten(1, (2, T)).flatten(0, 1)
+    joined = type(segments)(long, segments.entry_state[::2], tail, segments.version[::2], A)
+    by_life = compute_targets(joined, short, "values_now").advantages.unflatten(1, (2, T)).flatten(0, 1)
     torch.testing.assert_close(compute_targets(segments, short, "values_now").advantages, by_life)
-    assert not torch.equal(told.advantages, compute_targets(segments, PLAIN).advantages)
+    assert not torch.equal(targets.advantages, compute_targets(segments, PLAIN).advantages)
 
 
 @pytest.mark.parametrize("refresh", ["once", "epoch"])
 def test_advantages_are_recomputed_each_epoch(refresh, monkeypatch):
     goals = noted(monkeypatch, "normalize_advantages")
-    segments = lived(make_reader())
+    segments = collect_segments(make_reader())
     learn_from(make_reader(seed=1), segments, lr=0.0, rows=8, epochs=2, refresh=refresh)
     one, other = (goal.advantages.sort(0).values for goal, *_ in goals)
     assert torch.equal(one, other) == (refresh == "once")
@@ -138,14 +138,14 @@ def test_advantages_are_recomputed_each_epoch(refresh, monkeypatch):
 
 @pytest.mark.parametrize("refresh", ["once", "epoch"])
 def test_bootstrap_values_are_refreshed_each_epoch(refresh):
-    segments = lived(make_reader())
+    segments = collect_segments(make_reader())
     before = segments.tail["values"].clone()
     learn_from(make_reader(seed=1), segments, lr=0.0, rows=8, epochs=2, refresh=refresh)
     assert torch.equal(segments.tail["values"], before) == (refresh == "once")
 
 
 def test_vtrace_uses_current_probability_ratios():
-    segments = lived(make_reader())
+    segments = collect_segments(make_reader())
     moved = make_reader(seed=1)
     ppo = PLAIN.model_copy(update={"advantage": "vtrace", "norm_adv": False})
     with torch.no_grad():
@@ -155,23 +155,23 @@ def test_vtrace_uses_current_probability_ratios():
     goal = compute_targets(expected, ppo)
     assert not torch.allclose(goal.advantages, compute_targets(segments, PLAIN).advantages)
     _, report, _ = replay_loss(moved, segments, goal, ppo)
-    told = learn_from(moved, segments, ppo, lr=0.0, rows=8)
-    assert told["losses/policy_loss"] == pytest.approx(float(report["losses/policy_loss"]), rel=1e-4)
-    assert told["losses/value_loss"] == pytest.approx(float(report["losses/value_loss"]), rel=1e-4)
+    metrics = learn_from(moved, segments, ppo, lr=0.0, rows=8)
+    assert metrics["losses/policy_loss"] == pytest.approx(float(report["losses/policy_loss"]), rel=1e-4)
+    assert metrics["losses/value_loss"] == pytest.approx(float(report["losses/value_loss"]), rel=1e-4)
 
 
 def test_vtrace_reads_refreshed_values_where_advantages_are_refreshed(monkeypatch):
-    seen = noted(monkeypatch, "compute_targets")
+    calls = noted(monkeypatch, "compute_targets")
     ppo = PLAIN.model_copy(update={"advantage": "vtrace"})
     for refresh, expected in (("once", {"values"}), ("epoch", {"values_now"})):
-        seen.clear()
-        learn_from(make_reader(seed=1), lived(make_reader()), ppo, rows=8, epochs=2, refresh=refresh)
+        calls.clear()
+        learn_from(make_reader(seed=1), collect_segments(make_reader()), ppo, rows=8, epochs=2, refresh=refresh)
         # The first are those of the whole buffer, before anything is thought anew.
-        assert {"".join(which) or "values" for _, _, *which in seen[1:]} == expected
+        assert {"".join(which) or "values" for _, _, *which in calls[1:]} == expected
 
 
 def test_target_kl_stops_the_update():
-    segments = lived(make_reader())
+    segments = collect_segments(make_reader())
     calm = learn_from(make_reader(), copy.deepcopy(segments), PLAIN, lr=0.05, epochs=6)
     assert calm["charts/epochs"] == 6
     careful = PLAIN.model_copy(update={"target_kl": 0.01})
@@ -185,7 +185,7 @@ def test_target_kl_stops_the_update():
 @pytest.mark.parametrize("method", ["uniform", "prioritized"])
 def test_sampling_methods_and_importance_weights(method, monkeypatch):
     weighed = noted(monkeypatch, "normalize_advantages")
-    segments, sampling = lived(make_reader()), SamplingConfig(method=method, alpha=0.7, beta0=0.4)
+    segments, sampling = collect_segments(make_reader()), SamplingConfig(method=method, alpha=0.7, beta0=0.4)
     learner = learner_for(make_reader(), segments, PLAIN, rows=4, epochs=2, seed=9, sampling=sampling)
     report = learner.update(segments, progress=0.5)
     assert len(weighed) == 4
@@ -205,7 +205,7 @@ def test_sampling_methods_and_importance_weights(method, monkeypatch):
 
 
 def test_importance_weights_multiply_normalized_advantages():
-    segments = lived(make_reader())
+    segments = collect_segments(make_reader())
     targets = compute_targets(segments, PLAIN)
     weights = torch.linspace(0.5, 2.0, len(segments))
     plain, heavy = (normalize_advantages(targets, segments, PLAIN, each) for each in (None, weights))
@@ -215,7 +215,7 @@ def test_importance_weights_multiply_normalized_advantages():
 
 @pytest.mark.parametrize("key", ["l2_init", "l2_reg"])
 def test_l2_reg_and_l2_init_gradients(key):
-    segments = lived(make_reader().double())
+    segments = collect_segments(make_reader().double())
     ppo = PLAIN.model_copy(update={key: 0.3})
     policy = make_reader().double()
     learner = learner_for(policy, segments, ppo, rows=8)
@@ -236,7 +236,7 @@ def test_l2_reg_and_l2_init_gradients(key):
 
 
 def test_weight_clipping_in_update():
-    segments = lived(make_reader())
+    segments = collect_segments(make_reader())
     free, bound = make_reader(), make_reader()
     before = {name: float(weight.detach().abs().max()) for name, weight in free.named_parameters()}
     learn_from(free, copy.deepcopy(segments), PLAIN, lr=0.5, epochs=4)
@@ -250,7 +250,7 @@ def test_weight_clipping_in_update():
 @pytest.mark.parametrize("name", ["adam", "adamw", "muon"])
 def test_scheduled_options_reach_the_optimizer(name):
     policy = make_reader()
-    segments = lived(policy)
+    segments = collect_segments(policy)
     learner = learner_for(policy, segments, PLAIN, rows=4)
     knobs = learner.config.model_copy(update={"optimizer": learner.config.optimizer.model_copy(update={"name": name})})
     learner = type(learner)(policy, knobs, 0)
@@ -281,14 +281,14 @@ class Calls:
 @pytest.mark.parametrize(("epochs", "accumulate"), [(1, 1), (2, 1), (2, 2)])
 def test_hooks_are_called_in_the_first_minibatch_only(epochs, accumulate):
     policy, hooks = make_reader(), Calls()
-    segments = lived(policy)
+    segments = collect_segments(policy)
     learner_for(policy, segments, PLAIN, rows=4, epochs=epochs, accumulate=accumulate).update(segments, hooks=hooks)
     assert hooks.calls == ["forward", policy]
 
 
 def test_restored_learner_continues_bit_for_bit():
     ppo = PLAIN.model_copy(update={"l2_init": 0.1})
-    segments = lived(make_reader())
+    segments = collect_segments(make_reader())
     one, other = (learner_for(make_reader(seed), segments, ppo, clip_range=1.5) for seed in (0, 1))
     one.update(copy.deepcopy(segments))
     other.policy.load_state_dict(one.policy.state_dict())
@@ -310,7 +310,7 @@ def test_restored_learner_continues_bit_for_bit():
     ],
 )
 def test_learner_state_that_does_not_fit_is_refused(key, field, message):
-    segments = lived(make_reader())
+    segments = collect_segments(make_reader())
     learner = learner_for(make_reader(), segments)
     with pytest.raises(ContractError, match=message):
         learner.restore(learner.state() | {key: field})

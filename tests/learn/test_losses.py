@@ -9,7 +9,7 @@ from tensordict import TensorDict
 from holdfast.learn import losses
 from holdfast.learn.advantage import Targets
 
-EVERYBODY = torch.ones(1, 3, dtype=torch.bool)
+ALL_VALID = torch.ones(1, 3, dtype=torch.bool)
 
 
 def near(x, y):
@@ -74,17 +74,17 @@ def test_masked_mean_by_hand():
 
 def test_masked_normalize_by_hand():
     # Valid: 1 and 5. Mean 3, deviation 2: -1 and +1.
-    found = losses.masked_normalize(numbers(1, 100, 5), mask(1, 0, 1))
-    near(found[:, [0, 2]], [[-1.0, 1.0]])
+    normalized = losses.masked_normalize(numbers(1, 100, 5), mask(1, 0, 1))
+    near(normalized[:, [0, 2]], [[-1.0, 1.0]])
 
 
 @given(**cases)
 def test_masked_normalize_mean_and_deviation(B, T, seed):
     case, valid = random_case(B, T + 2, seed)
     valid[0, :2] = True
-    found = losses.masked_normalize(case[0], valid)[valid]
-    near(found.mean(), 0.0)
-    torch.testing.assert_close(found.std(correction=0), torch.tensor(1.0, dtype=torch.float64), rtol=1e-4, atol=0)
+    normalized = losses.masked_normalize(case[0], valid)[valid]
+    near(normalized.mean(), 0.0)
+    torch.testing.assert_close(normalized.std(correction=0), torch.tensor(1.0, dtype=torch.float64), rtol=1e-4, atol=0)
 
 
 def test_masked_normalize_ignores_invalid_steps():
@@ -98,7 +98,7 @@ def test_masked_normalize_of_one_valid_step_is_zero():
 
 
 def test_masked_normalize_of_equal_numbers_is_finite():
-    assert losses.masked_normalize(numbers(4, 4, 4), EVERYBODY).tolist() == [[0.0, 0.0, 0.0]]
+    assert losses.masked_normalize(numbers(4, 4, 4), ALL_VALID).tolist() == [[0.0, 0.0, 0.0]]
 
 
 @pytest.mark.parametrize(
@@ -119,8 +119,8 @@ def test_the_policy_loss_by_hand(ratio, advantage, loss):
 
 def test_the_policy_loss_averages_over_steps():
     # (-2 + 3) / 2; the third step is nobody's.
-    found = losses.policy_loss(numbers(0, 0, 9), numbers(2, -3, 50), mask(1, 1, 0), 0.2)
-    near(found, 0.5)
+    loss = losses.policy_loss(numbers(0, 0, 9), numbers(2, -3, 50), mask(1, 1, 0), 0.2)
+    near(loss, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -171,29 +171,29 @@ def test_the_clip_fraction_by_hand():
 def test_explained_variance_by_hand():
     # R = 1 2 3: variance 2/3. Right values: 1. A constant: 0. R - v = 1 4 -5 + ..: worse than nothing.
     returns = numbers(1, 2, 3)
-    near(losses.explained_variance(returns, returns, EVERYBODY), 1.0)
-    near(losses.explained_variance(returns + 5, returns, EVERYBODY), 1.0)
-    near(losses.explained_variance(numbers(7, 7, 7), returns, EVERYBODY), 0.0)
+    near(losses.explained_variance(returns, returns, ALL_VALID), 1.0)
+    near(losses.explained_variance(returns + 5, returns, ALL_VALID), 1.0)
+    near(losses.explained_variance(numbers(7, 7, 7), returns, ALL_VALID), 0.0)
     # R - v = 2 0 -2 + 2: variance 8/3, four times that of R: 1 - 4
-    near(losses.explained_variance(numbers(3, 2, 1) - 2, returns, EVERYBODY), -3.0)
+    near(losses.explained_variance(numbers(3, 2, 1) - 2, returns, ALL_VALID), -3.0)
     # Half of the way: R - v = 0.5 1 1.5, a quarter of the variance.
-    near(losses.explained_variance(returns / 2, returns, EVERYBODY), 0.75)
+    near(losses.explained_variance(returns / 2, returns, ALL_VALID), 0.75)
 
 
 @pytest.mark.parametrize("value", [0.0, 2.0, -7.0])
 def test_explained_variance_of_constant_returns(value):
     returns = numbers(2, 2, 2)
-    assert float(losses.explained_variance(torch.full_like(returns, value), returns, EVERYBODY)) == 0.0
-    assert float(losses.explained_variance(numbers(1, value, 3), returns, EVERYBODY)) == 0.0
+    assert float(losses.explained_variance(torch.full_like(returns, value), returns, ALL_VALID)) == 0.0
+    assert float(losses.explained_variance(numbers(1, value, 3), returns, ALL_VALID)) == 0.0
 
 
 @given(**cases)
 def test_l2_distance_and_its_gradient(B, T, seed):
     (first, second, anchor, other), _ = random_case(B, T, seed)
     weights = [first.requires_grad_(), second[0].requires_grad_()]
-    found = losses.l2_distance(weights, [anchor, other[0]])
-    near(found, (first - anchor).square().sum() + (second[0] - other[0]).square().sum())
-    found.backward()
+    distance = losses.l2_distance(weights, [anchor, other[0]])
+    near(distance, (first - anchor).square().sum() + (second[0] - other[0]).square().sum())
+    distance.backward()
     near(weights[0].grad, 2 * (first - anchor))
     near(weights[1].grad, 2 * (second[0] - other[0]))
 

@@ -23,7 +23,7 @@ CALM = PPOConfig(gamma=0.9, gae_lambda=0.8, ent_coef=0.0)
 SHORT = PPOConfig(gamma=0.9, gae_lambda=0.0)
 
 
-def lived(policy, seed=0, ends=0.15, gone=0.2, dtype=torch.float32):
+def collect_segments(policy, seed=0, ends=0.15, gone=0.2, dtype=torch.float32):
     """Segments of a scripted world with small rewards."""
     collector = Collector(random_script(A, 12, seed, ends, gone), policy, length=2 * T, horizon=T, seed=seed)
     segments = copy.deepcopy(collector.rollout(0))
@@ -53,7 +53,7 @@ def same(one, other):
 
 def test_an_update_changes_every_weight_and_reports_described_numbers():
     policy = make_reader()
-    segments, before = lived(policy), weights_of(policy)
+    segments, before = collect_segments(policy), weights_of(policy)
     report = run_update(policy, segments)
     assert not any(torch.equal(before[name], weight) for name, weight in policy.named_parameters())
     assert report.keys() <= METRICS.keys()
@@ -63,14 +63,14 @@ def test_an_update_changes_every_weight_and_reports_described_numbers():
 
 def test_update_is_deterministic():
     one, other = make_reader(), make_reader()
-    segments = lived(one)
+    segments = collect_segments(one)
     assert run_update(one, segments) == run_update(other, segments)
     assert same(weights_of(one), weights_of(other))
 
 
 def test_update_depends_on_minibatch_order():
     one, other = make_reader(), make_reader()
-    segments = lived(one)
+    segments = collect_segments(one)
     run_update(one, segments, seed=0)
     run_update(other, segments, seed=1)
     assert not same(weights_of(one), weights_of(other))
@@ -98,26 +98,26 @@ class Witness(Reader):
 
     def encode(self, obs):
         if torch.is_grad_enabled():
-            self.seen.append(obs.flatten().tolist())
+            self.observations.append(obs.flatten().tolist())
         return super().encode(obs)
 
 
 @pytest.mark.parametrize(("epochs", "rows"), [(1, 8), (1, 2), (3, 4)])
 def test_an_update_reads_every_step_once_an_epoch_and_whole_rows_at_a_time(epochs, rows):
     policy = Witness()
-    policy.seen = []
-    segments = lived(policy)
+    policy.observations = []
+    segments = collect_segments(policy)
     run_update(policy, segments, epochs=epochs, rows=rows)
     per_epoch = len(segments) // rows
-    assert len(policy.seen) == epochs * per_epoch
+    assert len(policy.observations) == epochs * per_epoch
     # What nobody acted on is read as zeros.
     there = segments.steps["valid"][..., None]
     steps = torch.where(there, segments.steps["env_obs"], 0.0).flatten(1).tolist()
     assert 0 < int(there.sum()) < there.numel()
     for epoch in range(epochs):
-        minibatch = policy.seen[epoch * per_epoch : (epoch + 1) * per_epoch]
-        assert all(len(seen) == rows * T for seen in minibatch)
-        read = [seen[start : start + T] for seen in minibatch for start in range(0, rows * T, T)]
+        minibatch = policy.observations[epoch * per_epoch : (epoch + 1) * per_epoch]
+        assert all(len(obs) == rows * T for obs in minibatch)
+        read = [obs[start : start + T] for obs in minibatch for start in range(0, rows * T, T)]
         assert sorted(read) == sorted(steps)
 
 
@@ -125,16 +125,16 @@ def test_the_epochs_of_two_updates_have_different_orders():
     orders = []
     for version in (0, 1):
         policy = Witness()
-        policy.seen = []
-        segments = lived(make_reader())
+        policy.observations = []
+        segments = collect_segments(make_reader())
         run_update(policy, dataclasses.replace(segments, version=segments.version + version), epochs=2)
-        orders += [policy.seen[:2], policy.seen[2:]]
+        orders += [policy.observations[:2], policy.observations[2:]]
     assert len({str(order) for order in orders}) == 4
 
 
 def test_update_does_not_change_live_states():
     policy = make_reader()
-    segments = lived(policy)
+    segments = collect_segments(policy)
     before = policy.store.snapshot()
     run_update(policy, segments)
     after = policy.store.snapshot()
@@ -145,7 +145,7 @@ def test_update_does_not_change_live_states():
 
 def test_update_does_not_change_stored_steps():
     policy = make_reader()
-    segments = lived(policy)
+    segments = collect_segments(policy)
     before = copy.deepcopy(segments)
     run_update(policy, segments)
     for part in ("steps", "entry_state", "tail"):
@@ -161,7 +161,7 @@ def test_update_does_not_change_stored_steps():
 @given(st.integers(0, 10**6))
 def test_replay_reproduces_the_rollout(seed):
     policy = make_reader().double()
-    segments = lived(policy, seed=seed)
+    segments = collect_segments(policy, seed=seed)
     again = replay(policy, segments)
     valid = segments.steps["valid"]
     for key in ("values", "act_log_prob"):
@@ -173,7 +173,7 @@ def test_replay_reproduces_the_rollout(seed):
 
 def test_a_wrong_entry_state_shows_in_the_replay_error():
     policy = make_reader()
-    segments = lived(policy, gone=0.0, ends=0.05)
+    segments = collect_segments(policy, gone=0.0, ends=0.05)
     forgotten = dataclasses.replace(segments, entry_state=segments.entry_state.apply(torch.zeros_like))
     assert run_update(make_reader(), segments, rows=8)["memory/replay_error"] < 1e-5
     report = run_update(make_reader(), forgotten, rows=8)
@@ -184,7 +184,7 @@ def test_a_wrong_entry_state_shows_in_the_replay_error():
 def test_the_replay_error_is_that_of_the_first_minibatch():
     # With a learning rate this large later minibatches are far away; the first one is not.
     policy = make_reader()
-    segments = lived(policy)
+    segments = collect_segments(policy)
     report = run_update(policy, segments, CALM, lr=0.5)
     assert report["memory/replay_error"] < 1e-5
     assert report["losses/approx_kl"] > 1e-2
@@ -192,8 +192,8 @@ def test_the_replay_error_is_that_of_the_first_minibatch():
 
 def test_targets_read_the_next_step_and_the_tail():
     policy = make_reader().double()
-    segments = lived(policy, seed=3)
-    found = compute_targets(segments, PLAIN)
+    segments = collect_segments(policy, seed=3)
+    targets = compute_targets(segments, PLAIN)
     steps, tail = segments.steps, segments.tail
     for b in range(len(segments)):
         following = {
@@ -208,13 +208,13 @@ def test_targets_read_the_next_step_and_the_tail():
             gamma=0.9,
             lam=0.8,
         )
-        assert torch.equal(found.advantages[b], by_row[0])
-    assert torch.equal(found.returns, found.advantages + steps["values"])
+        assert torch.equal(targets.advantages[b], by_row[0])
+    assert torch.equal(targets.returns, targets.advantages + steps["values"])
 
 
 def test_the_reward_of_an_action_is_the_one_that_came_with_the_next_step():
     policy = make_reader()
-    segments = lived(policy, gone=0.0, ends=0.0)
+    segments = collect_segments(policy, gone=0.0, ends=0.0)
     nothing = compute_targets(segments, PPOConfig(gamma=0.0, gae_lambda=0.0)).advantages
     torch.testing.assert_close((nothing + segments.steps["values"])[:, :-1], segments.steps["rewards"][:, 1:])
     torch.testing.assert_close((nothing + segments.steps["values"])[:, -1], segments.tail["rewards"])
@@ -232,7 +232,7 @@ def test_the_loss_is_made_of_its_three_terms(normalize, clip_value):
         ent_coef=0.07,
     )
     policy = make_reader().double()
-    segments = lived(policy, seed=5)
+    segments = collect_segments(policy, seed=5)
     targets = compute_targets(segments, PLAIN)
     moved = make_reader(seed=1).double()
     loss, report, _ = replay_loss(moved, segments, normalize_advantages(targets, segments, ppo, None), ppo)
@@ -264,7 +264,7 @@ def disturb(segments, targets):
 @given(st.integers(0, 10**6))
 def test_invalid_steps_do_not_affect_the_gradient(seed):
     policy = make_reader()
-    segments = lived(policy, seed=seed, gone=0.4)
+    segments = collect_segments(policy, seed=seed, gone=0.4)
     targets = compute_targets(segments, PLAIN)
     moved = make_reader(seed=1)
     calm = gradients_of(moved, segments, targets)
@@ -274,7 +274,7 @@ def test_invalid_steps_do_not_affect_the_gradient(seed):
 
 def test_invalid_steps_do_not_affect_advantages():
     policy = make_reader()
-    segments = lived(policy, seed=2, gone=0.4)
+    segments = collect_segments(policy, seed=2, gone=0.4)
     targets = compute_targets(segments, PLAIN)
     disturbed, _ = disturb(segments, targets)
     again = compute_targets(disturbed, PLAIN)
@@ -287,14 +287,14 @@ def test_advantages_across_a_segment_edge_at_invalid_steps():
     # Nobody acts in step 5, which is the first of the second row; with lambda 0 a cut changes nothing else.
     there = torch.ones(A, 12, dtype=torch.bool)
     there[:, T] = False
-    found = []
+    advantages = []
     for horizon in (T, 2 * T):
         collector = Collector(
             Scripted(A, 12, valid=there), make_reader().double(), length=2 * T, horizon=horizon, seed=0
         )
         targets = compute_targets(collector.rollout(0), SHORT)
-        found.append(targets.advantages.reshape(A, 2 * T))
-    torch.testing.assert_close(*found)
+        advantages.append(targets.advantages.reshape(A, 2 * T))
+    torch.testing.assert_close(*advantages)
 
 
 class Blinding(Scripted):
@@ -305,10 +305,10 @@ class Blinding(Scripted):
         self.spec = dataclasses.replace(self.spec, obs_shape=(5,))
 
     def say(self):
-        told = super().say()
-        seen = torch.sin(told.obs + torch.arange(5))
-        blinded = torch.where(told.valid[:, None], seen, float("nan"))
-        return dataclasses.replace(told, obs=blinded, last_obs=seen)
+        base_step = super().say()
+        obs = torch.sin(base_step.obs + torch.arange(5))
+        blinded = torch.where(base_step.valid[:, None], obs, float("nan"))
+        return dataclasses.replace(base_step, obs=blinded, last_obs=obs)
 
 
 @pytest.mark.parametrize("step", [3, T, 2 * T - 1, 2 * T])
@@ -324,7 +324,7 @@ def test_nan_observation_of_invalid_agent_does_not_reach_the_gradient(step):
 
 def test_update_on_invalid_rows():
     policy = make_reader()
-    segments = lived(policy, gone=1.0)
+    segments = collect_segments(policy, gone=1.0)
     before = weights_of(policy)
     assert not segments.steps["valid"].any()
     report = run_update(policy, segments)
@@ -334,7 +334,7 @@ def test_update_on_invalid_rows():
 
 def test_update_equals_manual_sgd_over_minibatches():
     policy, other = make_reader(), make_reader()
-    segments = lived(policy)
+    segments = collect_segments(policy)
     ppo = PPOConfig(gamma=0.9, gae_lambda=0.8, max_grad_norm=1e9)
     sgd = torch.optim.SGD(policy.parameters(), lr=0.1)
     run_update(policy, segments, ppo, optimizer=sgd, lr=0.1, rows=2, seed=3)
@@ -358,7 +358,7 @@ def test_gradient_clipping():
 
     lengths = []
     policy = make_reader()
-    segments = lived(policy)
+    segments = collect_segments(policy)
     ppo = PPOConfig(max_grad_norm=1e-3, ent_coef=0.0)
     recorder = Recorder(policy.parameters(), lr=0.1)
     report = run_update(policy, segments, ppo, optimizer=recorder, epochs=1)
@@ -372,7 +372,7 @@ def test_gradients_are_zeroed_between_minibatches():
     lengths = []
     for epochs in (1, 2):
         policy = make_reader()
-        segments = lived(policy)
+        segments = collect_segments(policy)
         report = run_update(policy, segments, CALM, lr=0.0, epochs=epochs, rows=8)
         lengths.append(report["losses/grad_norm"])
     assert lengths[0] == pytest.approx(lengths[1])
@@ -380,7 +380,7 @@ def test_gradients_are_zeroed_between_minibatches():
 
 def test_learning_makes_good_actions_likelier():
     policy = make_reader()
-    segments = lived(policy, gone=0.0)
+    segments = collect_segments(policy, gone=0.0)
     targets = compute_targets(segments, PLAIN)
     with torch.no_grad():
         before = replay(policy, segments)["act_log_prob"]

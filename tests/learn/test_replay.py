@@ -22,7 +22,7 @@ ROWS = 5
 ROLLOUTS = 3
 
 
-def life(policy=None, lead=K, seed=0, ends=0.04, gone=0.1, steps=80):
+def make_collector(policy=None, lead=K, seed=0, ends=0.04, gone=0.1, steps=80):
     policy = policy or make_reader()
     world = random_script(A, steps, seed, ends, gone)
     return policy, Collector(world, policy, length=S * T, horizon=T, seed=seed, burn_in=lead)
@@ -46,7 +46,7 @@ def move(policy, size=0.1):
 
 
 def test_recomputed_states_equal_stored_ones_with_same_weights():
-    policy, collector = life(make_reader().double())
+    policy, collector = make_collector(make_reader().double())
     for version in range(2):
         segments = collector.rollout(version)
         entry_state, after = recompute(policy, segments, batch_size=2)
@@ -55,7 +55,7 @@ def test_recomputed_states_equal_stored_ones_with_same_weights():
 
 
 def test_recompute_and_burn_in_change_no_live_states_or_gradients():
-    policy, collector = life()
+    policy, collector = make_collector()
     segments = collector.rollout(0)
     before = policy.store.snapshot()
     recompute(policy, segments, batch_size=2)
@@ -70,7 +70,7 @@ def test_recompute_and_burn_in_change_no_live_states_or_gradients():
 
 @pytest.mark.parametrize("k", [1, K, T])
 def test_burn_in_state_equals_stored_one_with_same_weights(k):
-    policy, collector = life(make_reader().double(), lead=k)
+    policy, collector = make_collector(make_reader().double(), lead=k)
     for version in range(2):
         segments = collector.rollout(version)
         rows = torch.arange(len(segments))
@@ -79,14 +79,14 @@ def test_burn_in_state_equals_stored_one_with_same_weights(k):
 
 
 def test_burn_in_steps_precede_the_row():
-    _, collector = life(gone=0.0)
+    _, collector = make_collector(gone=0.0)
     segments = collector.rollout(0)
     earlier = copy.deepcopy(segments)
     later = collector.rollout(1)
     for segments, before in ((earlier, None), (later, earlier)):
-        seen = segments.steps["env_obs"].unflatten(0, (A, S))
+        obs = segments.steps["env_obs"].unflatten(0, (A, S))
         led = segments.burn_in.steps["env_obs"].unflatten(0, (A, S))
-        assert torch.equal(led[:, 1:], seen[:, :-1, T - K :])
+        assert torch.equal(led[:, 1:], obs[:, :-1, T - K :])
         if before is None:
             assert not segments.burn_in.steps["valid"].unflatten(0, (A, S))[:, 0].any()
         else:
@@ -94,7 +94,7 @@ def test_burn_in_steps_precede_the_row():
 
 
 def test_drift_and_stale_kl_are_zero_until_weights_change():
-    policy, collector = life(make_reader().double())
+    policy, collector = make_collector(make_reader().double())
     segments = collector.rollout(0)
     still = measure_staleness(policy, segments, collector.next_step)
     assert still["memory/drift"] <= 1e-12
@@ -107,7 +107,7 @@ def test_drift_and_stale_kl_are_zero_until_weights_change():
 
 def test_drift_is_the_mean_relative_distance_of_stored_and_fresh_states():
     # With so few agents the first one is looked at.
-    policy, collector = life(ends=0.0, gone=0.0)
+    policy, collector = make_collector(ends=0.0, gone=0.0)
     segments = collector.rollout(0)
     move(policy)
     entry_state, after = recompute(policy, segments, batch_size=A)
@@ -117,8 +117,8 @@ def test_drift_is_the_mean_relative_distance_of_stored_and_fresh_states():
     for k in range(S):
         one, other = (torch.cat([tree[key][0, k].flatten() for key in ("h", "c")]) for tree in (stored, now))
         distances.append(float((one - other).norm() / other.norm()))
-    found = measure_staleness(policy, segments, collector.next_step)["memory/drift"]
-    assert found == pytest.approx(sum(distances) / S, rel=1e-5)
+    drift = measure_staleness(policy, segments, collector.next_step)["memory/drift"]
+    assert drift == pytest.approx(sum(distances) / S, rel=1e-5)
 
 
 def test_rows_of_one_segment_drift_too():
@@ -126,9 +126,9 @@ def test_rows_of_one_segment_drift_too():
     collector = Collector(random_script(A, 40, 0, 0.0, 0.0), policy, length=T, horizon=T, seed=0)
     segments = collector.rollout(0)
     move(policy)
-    found = measure_staleness(policy, segments, collector.next_step)
-    assert found["memory/drift"] > 1e-2
-    assert found["memory/stale_kl"] > 0
+    metrics = measure_staleness(policy, segments, collector.next_step)
+    assert metrics["memory/drift"] > 1e-2
+    assert metrics["memory/stale_kl"] > 0
 
 
 def test_policy_without_memory_has_no_drift():
@@ -153,7 +153,7 @@ def test_stale_modes_with_manual_and_graph_policies(mode):
 
 @pytest.mark.parametrize("mode", ["keep", "recompute", "burn_in"])
 def test_first_minibatch_has_no_replay_error(mode):
-    policy, collector = life(make_reader().double(), lead=K if mode == "burn_in" else 0, steps=120)
+    policy, collector = make_collector(make_reader().double(), lead=K if mode == "burn_in" else 0, steps=120)
     learner = None
     for version in range(4):
         segments = small_rewards(collector.rollout(version))
@@ -163,7 +163,7 @@ def test_first_minibatch_has_no_replay_error(mode):
 
 
 def test_burn_in_warms_the_states_of_every_minibatch(monkeypatch):
-    policy, collector = life()
+    policy, collector = make_collector()
     collector.rollout(0)
     segments = small_rewards(collector.rollout(1))
     move(policy)
@@ -182,13 +182,13 @@ def test_burn_in_warms_the_states_of_every_minibatch(monkeypatch):
 
 def test_recompute_runs_before_each_later_epoch_and_after_the_update(monkeypatch):
     calls = []
-    told = recompute
+    original = recompute
 
     def counted(*words, **options):
         calls.append(None)
-        return told(*words, **options)
+        return original(*words, **options)
 
-    policy, collector = life()
+    policy, collector = make_collector()
     segments = small_rewards(collector.rollout(0))
     learner = learner_for(policy, segments, rows=ROWS, epochs=3, stale="recompute")
     for module in (ppo, sys.modules["holdfast.learn.replay"]):
@@ -201,15 +201,15 @@ def test_recompute_runs_before_each_later_epoch_and_after_the_update(monkeypatch
     learner.refresh(segments, collector)
     # Once to measure, once for the live memories.
     assert len(calls) == 4
-    _, after = told(policy, segments, batch_size=A)
+    _, after = original(policy, segments, batch_size=A)
     assert apart(policy.store.read(0, A), after) <= 1e-6
     assert apart(live, after) > 1e-4
 
 
-def whole_episode_states(policy, lives):
+def whole_episode_states(policy, rollouts):
     """The entry states of the last rollout, recomputed from all steps with current weights."""
     state = policy.lstm.cell.initial(A)
-    for segments in lives:
+    for segments in rollouts:
         steps = segments.steps.unflatten(0, (A, S))
         entries = []
         for k in range(S):
@@ -224,10 +224,10 @@ def trained(mode, weights=None):
     # Episodes that never end: what was remembered long ago tells for ever.
     world = Scripted(A, 200, terminated=torch.zeros(A, 200, dtype=torch.bool))
     collector = Collector(world, policy, length=S * T, horizon=T, seed=0, burn_in=K if mode == "burn_in" else 0)
-    learner, lives, moved = None, [], []
+    learner, rollouts, moved = None, [], []
     for version in range(ROLLOUTS):
         segments = small_rewards(collector.rollout(version))
-        lives.append(copy.deepcopy(segments))
+        rollouts.append(copy.deepcopy(segments))
         learner = learner or learner_for(policy, segments, rows=ROWS, epochs=4, stale=mode, burn_in=K)
         learner.update(segments)
         if weights is not None:
@@ -235,28 +235,28 @@ def trained(mode, weights=None):
         moved.append(copy.deepcopy(policy.state_dict()))
         if version < ROLLOUTS - 1:
             assert learner.refresh(segments, collector)["memory/drift"] > 1e-2
-    return policy, lives, moved
+    return policy, rollouts, moved
 
 
-def log_prob_error(policy, mode, lives):
+def log_prob_error(policy, mode, rollouts):
     """How far log-probs of the last rollout are from those of the whole episode run with current weights."""
-    segments = lives[-1]
+    segments = rollouts[-1]
     if mode == "recompute":
         segments.entry_state.update_(recompute(policy, segments, batch_size=A)[0].flatten(0, 1))
     rows = segments.rows(torch.arange(len(segments)))
     used = burn_in_rows(policy, rows) if mode == "burn_in" else rows
-    truth = Segments(rows.steps, whole_episode_states(policy, lives), rows.tail, rows.version)
+    truth = Segments(rows.steps, whole_episode_states(policy, rollouts), rows.tail, rows.version)
     with torch.no_grad():
-        found = replay(policy, used)["act_log_prob"] - replay(policy, truth)["act_log_prob"]
-    return float(found.abs().mean())
+        difference = replay(policy, used)["act_log_prob"] - replay(policy, truth)["act_log_prob"]
+    return float(difference.abs().mean())
 
 
 def test_fresh_states_are_closer_to_a_full_episode_replay():
-    policy, lives, weights = trained("keep")
-    errors = {"keep": log_prob_error(policy, "keep", lives)}
+    policy, rollouts, weights = trained("keep")
+    errors = {"keep": log_prob_error(policy, "keep", rollouts)}
     for mode in ("recompute", "burn_in"):
-        policy, lives, _ = trained(mode, weights)
-        errors[mode] = log_prob_error(policy, mode, lives)
+        policy, rollouts, _ = trained(mode, weights)
+        errors[mode] = log_prob_error(policy, mode, rollouts)
     assert errors["keep"] > 1e-2
     assert errors["recompute"] < errors["burn_in"] < 0.8 * errors["keep"], errors
 
@@ -266,5 +266,5 @@ def test_stale_kl_counts_valid_steps_only():
     fresh, stored = ({policy.actions.key: torch.randn(3, 3).log_softmax(-1)} for _ in range(2))
     kl = policy.actions.kl(*(each[policy.actions.key] for each in (fresh, stored)))
     fresh, stored = (TensorDict(each, batch_size=[3]) for each in (fresh, stored))
-    found = _kl_sums(policy, fresh, stored, torch.tensor([True, False, True]))
-    torch.testing.assert_close(found, torch.stack([kl[0] + kl[2], torch.tensor(2.0)]))
+    kl_sums = _kl_sums(policy, fresh, stored, torch.tensor([True, False, True]))
+    torch.testing.assert_close(kl_sums, torch.stack([kl[0] + kl[2], torch.tensor(2.0)]))

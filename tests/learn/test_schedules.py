@@ -81,16 +81,16 @@ def test_an_exponential_schedule_needs_ends_above_zero(start, end, progress):
 
 @given(start=anywhere, end=anywhere, progress=st.floats(0.001, 0.999))
 def test_linear_schedule_formula(start, end, progress):
-    found = schedule_value("linear", start, end, progress)
+    value = schedule_value("linear", start, end, progress)
     between = min(max(start + (end - start) * progress, min(start, end)), max(start, end))
-    assert found == between
+    assert value == between
 
 
 def number(config, key, progress):
-    found = trainer_config_at(config, progress)
+    value = trainer_config_at(config, progress)
     for part in key.split(".")[1:]:
-        found = getattr(found, part)
-    return found
+        value = getattr(value, part)
+    return value
 
 
 @pytest.mark.parametrize(

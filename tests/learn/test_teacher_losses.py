@@ -23,8 +23,8 @@ def test_the_action_loss_by_hand():
     # -(1/4 log 1/2 + 3/4 log 1/2) = log 2;  -log 3/4. The third step is nobody's.
     teacher = numbers([0.25, 0.75], [0.0, 1.0], [0.5, 0.5]).log().clamp(min=-1e9)
     student = numbers([0.5, 0.5], [0.25, 0.75], [1e-9, 1.0]).log()
-    found = teacher_action_loss(Categorical(2), teacher, student, mask(1, 1, 0))
-    assert float(found) == pytest.approx((math.log(2) - math.log(0.75)) / 2, rel=1e-12)
+    loss = teacher_action_loss(Categorical(2), teacher, student, mask(1, 1, 0))
+    assert float(loss) == pytest.approx((math.log(2) - math.log(0.75)) / 2, rel=1e-12)
 
 
 def test_the_value_loss_by_hand():
@@ -37,11 +37,11 @@ def test_a_student_that_follows_the_action_loss_becomes_its_teacher(kind):
     generator = torch.Generator().manual_seed(0)
     teacher = kind.parameters(torch.randn(2, 3, kind.size, generator=generator, dtype=torch.float64))
     scores = torch.zeros(2, 3, kind.size, dtype=torch.float64, requires_grad=True)
-    everybody = torch.ones(2, 3, dtype=torch.bool)
+    valid = torch.ones(2, 3, dtype=torch.bool)
     optimizer = torch.optim.Adam([scores], lr=0.05)
     for _ in range(600):
         optimizer.zero_grad()
-        teacher_action_loss(kind, teacher, kind.parameters(scores), everybody).backward()
+        teacher_action_loss(kind, teacher, kind.parameters(scores), valid).backward()
         optimizer.step()
     torch.testing.assert_close(kind.parameters(scores), teacher, rtol=0, atol=1e-3)
 

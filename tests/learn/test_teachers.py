@@ -23,7 +23,7 @@ def knobs(**words):
     return TeacherConfig(run="runs/teacher", **words)
 
 
-def lives(rollouts=3, seed=0):
+def collect_rollouts(rollouts=3, seed=0):
     """Rollouts of a student, with starts and invalid steps anywhere."""
     policy = make_reader(seed=7).double()
     world = random_script(A, S * T * rollouts + 2, seed, 0.1, 0.2)
@@ -42,27 +42,29 @@ def in_order(parts):
 
 @pytest.mark.parametrize("batch_size", [1, 2, 5, 64])
 def test_teacher_outputs_equal_its_own_rollout(batch_size):
-    told, teacher = lives(), lesson(batch_size=batch_size)
-    heard = [teacher.run(segments, 0) for segments in told]
-    whole = {key: in_order([each.steps[key] for each in told]) for key in ("env_obs", "first", "valid")}
+    rollouts, teacher = collect_rollouts(), lesson(batch_size=batch_size)
+    teacher_outputs = [teacher.run(segments, 0) for segments in rollouts]
+    steps = {key: in_order([each.steps[key] for each in rollouts]) for key in ("env_obs", "first", "valid")}
     same = make_reader(seed=1).double()
     with torch.no_grad():
-        thoughts, _ = same.unroll(whole["env_obs"], whole["first"], same.lstm.cell.initial(A), whole["valid"])
-    values = in_order([each.values for each in heard])
-    torch.testing.assert_close(values[whole["valid"]], thoughts.values[whole["valid"]])
+        thoughts, _ = same.unroll(steps["env_obs"], steps["first"], same.lstm.cell.initial(A), steps["valid"])
+    values = in_order([each.values for each in teacher_outputs])
+    torch.testing.assert_close(values[steps["valid"]], thoughts.values[steps["valid"]])
     logits = thoughts.logits.log_softmax(-1)
-    torch.testing.assert_close(in_order([each.params for each in heard])[whole["valid"]], logits[whole["valid"]])
+    torch.testing.assert_close(
+        in_order([each.params for each in teacher_outputs])[steps["valid"]], logits[steps["valid"]]
+    )
 
 
 def test_teachers_have_separate_states():
-    told = lives(2)
+    rollouts = collect_rollouts(2)
     alone = lesson()
-    expected = [alone.run(segments, 0).values for segments in told]
+    expected = [alone.run(segments, 0).values for segments in rollouts]
     student = make_reader(seed=7).double()
     Collector(random_script(A, 30, 0, 0.1, 0.2), student, length=4, horizon=2, seed=0).rollout(0)
     live = student.store.snapshot().tree
     first, second = lesson(), lesson("other", seed=2)
-    for segments, values in zip(told, expected, strict=True):
+    for segments, values in zip(rollouts, expected, strict=True):
         one, other = first.run(segments, 0), second.run(segments, 0)
         assert torch.equal(one.values, values)
         assert not torch.equal(other.values, values)
@@ -70,7 +72,7 @@ def test_teachers_have_separate_states():
 
 
 def test_teacher_weights_anneal_independently():
-    segments = lives(1)[0]
+    segments = collect_rollouts(1)[0]
     early, late = lesson("early", steps=100, anneal=0.5, action=2.0), lesson("late", steps=1000, anneal=0.5)
 
     def outputs(segments, step):
@@ -86,35 +88,35 @@ def test_teacher_weights_anneal_independently():
 
 
 def test_teacher_loss_is_cross_entropy_and_squared_distance():
-    (segments,) = lives(1)
+    (segments,) = collect_rollouts(1)
     student = make_reader(seed=7).double()
-    heard = lesson(action=0.3, value=0.7).run(segments, 0)
+    output = lesson(action=0.3, value=0.7).run(segments, 0)
     nothing = Targets(*(torch.zeros_like(segments.steps["values"]) for _ in range(2)))
     plain, _, _ = replay_loss(student, segments, nothing, PLAIN)
-    loss, report, judged = replay_loss(student, segments, nothing, PLAIN, teacher_outputs=[heard])
+    loss, report, judged = replay_loss(student, segments, nothing, PLAIN, teacher_outputs=[output])
     valid = segments.steps["valid"]
     again = holdfast.learn.replay(student, segments)
-    crossed = -(heard.params.exp() * again["full_log_probs"].detach()).sum(-1)[valid].mean()
-    apart = (judged["values"].detach() - heard.values)[valid].square().mean()
+    crossed = -(output.params.exp() * again["full_log_probs"].detach()).sum(-1)[valid].mean()
+    apart = (judged["values"].detach() - output.values)[valid].square().mean()
     assert float(report["losses/teacher_action@teacher"]) == pytest.approx(float(crossed))
     assert float(report["losses/teacher_value@teacher"]) == pytest.approx(float(apart))
     torch.testing.assert_close((loss - plain).detach(), 0.3 * crossed + 0.7 * apart)
 
 
 def test_student_converges_to_teacher():
-    told, teacher = lives(6), lesson(action=30.0)
+    rollouts, teacher = collect_rollouts(6), lesson(action=30.0)
     with torch.no_grad():
         # A teacher with opinions.
         teacher.policy.outwards.weight *= 8
     student, learner, distances = make_reader(seed=7).double(), None, []
-    for segments in told:
+    for segments in rollouts:
         learner = learner or learner_for(student, segments, PLAIN, rows=5, epochs=8)
-        heard = teacher.run(segments, 0)
+        output = teacher.run(segments, 0)
         with torch.no_grad():
             again = holdfast.learn.replay(student, segments)
-        apart = student.actions.kl(heard.params, again["full_log_probs"])[segments.steps["valid"]]
+        apart = student.actions.kl(output.params, again["full_log_probs"])[segments.steps["valid"]]
         distances.append(float(apart.mean()))
-        learner.update(segments, teacher_outputs=[heard])
+        learner.update(segments, teacher_outputs=[output])
     assert distances[0] > 0.05
     assert distances[-1] < distances[0] / 3, distances
 
@@ -127,7 +129,7 @@ def test_teacher_with_other_action_distribution_is_refused():
 
 
 def test_teacher_weights_are_frozen():
-    (segments,) = lives(1)
+    (segments,) = collect_rollouts(1)
     teacher = lesson()
     before = copy.deepcopy(teacher.policy.state_dict())
     student = make_reader(seed=7).double()

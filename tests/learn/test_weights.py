@@ -32,9 +32,9 @@ class Holding(nn.Module):
 
 
 def measured(weight):
-    found = weight_metrics(Holding(weight))
-    assert {name.partition("@")[2] for name in found} == {"layer.weight"}
-    plain = {name.partition("@")[0].removeprefix("weights/"): number for name, number in found.items()}
+    metrics = weight_metrics(Holding(weight))
+    assert {name.partition("@")[2] for name in metrics} == {"layer.weight"}
+    plain = {name.partition("@")[0].removeprefix("weights/"): number for name, number in metrics.items()}
     assert set(plain) == MEASURES
     return plain
 
@@ -62,49 +62,49 @@ def test_power_law_is_fitted_in_double_precision():
 
 def test_a_diagonal_matrix_by_hand():
     # Singular values 4 3 0.04: squares 16 + 9 + 0.0016; sum 7.04, of which 4 + 3 are 99.4 %, 4 are 57 %.
-    found = measured(torch.diag(torch.tensor([3.0, 0.04, -4.0])))
-    assert found["norm"] == pytest.approx(math.sqrt(25.0016), rel=1e-6)
-    assert found["largest_sv"] == pytest.approx(4.0, rel=1e-6)
-    assert found["mean_sv"] == pytest.approx(7.04 / 3, rel=1e-6)
-    assert found["sv_ratio"] == pytest.approx(100.0, rel=1e-5)
-    assert found["effective_rank"] == 2.0
+    metrics = measured(torch.diag(torch.tensor([3.0, 0.04, -4.0])))
+    assert metrics["norm"] == pytest.approx(math.sqrt(25.0016), rel=1e-6)
+    assert metrics["largest_sv"] == pytest.approx(4.0, rel=1e-6)
+    assert metrics["mean_sv"] == pytest.approx(7.04 / 3, rel=1e-6)
+    assert metrics["sv_ratio"] == pytest.approx(100.0, rel=1e-5)
+    assert metrics["effective_rank"] == 2.0
     assert measured(torch.diag(torch.tensor([3.0, 0.03, 4.0])))["collapsed"] == pytest.approx(1 / 3)
 
 
 @pytest.mark.parametrize("size", [1, 3, 100])
 def test_an_identity_has_all_its_rank_and_no_slope(size):
-    found = measured(torch.eye(size))
-    assert found["norm"] == pytest.approx(math.sqrt(size))
-    assert [found[name] for name in ("largest_sv", "mean_sv", "sv_ratio")] == [1.0, 1.0, 1.0]
-    assert [found[name] for name in ("collapsed", "loglog_slope", "loglog_r2")] == [0.0, 0.0, 0.0]
+    metrics = measured(torch.eye(size))
+    assert metrics["norm"] == pytest.approx(math.sqrt(size))
+    assert [metrics[name] for name in ("largest_sv", "mean_sv", "sv_ratio")] == [1.0, 1.0, 1.0]
+    assert [metrics[name] for name in ("collapsed", "loglog_slope", "loglog_r2")] == [0.0, 0.0, 0.0]
     # 99 of 100 make 99 % of the sum.
-    assert found["effective_rank"] == min(size, 99)
+    assert metrics["effective_rank"] == min(size, 99)
 
 
 def test_a_matrix_of_rank_one_has_collapsed_but_for_one_direction():
     # (1 2) x (3 4 5 6): one singular value, |(1 2)| |(3 4 5 6)|; the other is rounding, and not counted.
-    found = measured(torch.outer(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0, 5.0, 6.0])))
+    metrics = measured(torch.outer(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0, 5.0, 6.0])))
     size = math.sqrt(5 * 86)
-    assert found["norm"] == pytest.approx(size, rel=1e-6)
-    assert found["largest_sv"] == pytest.approx(size, rel=1e-6)
-    assert found["mean_sv"] == pytest.approx(size / 2, rel=1e-6)
-    assert [found[name] for name in ("sv_ratio", "collapsed", "effective_rank")] == [1.0, 0.5, 1.0]
-    assert [found[name] for name in ("loglog_slope", "loglog_r2")] == [0.0, 0.0]
+    assert metrics["norm"] == pytest.approx(size, rel=1e-6)
+    assert metrics["largest_sv"] == pytest.approx(size, rel=1e-6)
+    assert metrics["mean_sv"] == pytest.approx(size / 2, rel=1e-6)
+    assert [metrics[name] for name in ("sv_ratio", "collapsed", "effective_rank")] == [1.0, 0.5, 1.0]
+    assert [metrics[name] for name in ("loglog_slope", "loglog_r2")] == [0.0, 0.0]
 
 
 def test_a_matrix_of_zeros_has_no_rank():
-    found = measured(torch.zeros(3, 2))
-    assert found.pop("collapsed") == 1.0
-    assert set(found.values()) == {0.0}
+    metrics = measured(torch.zeros(3, 2))
+    assert metrics.pop("collapsed") == 1.0
+    assert set(metrics.values()) == {0.0}
 
 
 @given(power=st.floats(0.2, 2), rows=st.integers(2, 8), columns=st.integers(2, 8), seed=st.integers(0, 100))
 def test_singular_values_along_a_power_of_the_rank_lie_on_its_line(power, rows, columns, seed):
     values = [rank**-power for rank in range(1, min(rows, columns) + 1)]
-    found = measured(turned(values, rows, columns, seed))
-    assert found["loglog_slope"] == pytest.approx(-power, rel=1e-3)
-    assert found["loglog_r2"] == pytest.approx(1.0, abs=1e-4)
-    assert found["sv_ratio"] == pytest.approx(1 / values[-1], rel=1e-3)
+    metrics = measured(turned(values, rows, columns, seed))
+    assert metrics["loglog_slope"] == pytest.approx(-power, rel=1e-3)
+    assert metrics["loglog_r2"] == pytest.approx(1.0, abs=1e-4)
+    assert metrics["sv_ratio"] == pytest.approx(1 / values[-1], rel=1e-3)
 
 
 def test_a_line_that_does_not_fit_explains_less_by_hand():
@@ -114,10 +114,10 @@ def test_a_line_that_does_not_fit_explains_less_by_hand():
     y = [each - sum(y) / 3 for each in y]
     slope = sum(a * b for a, b in zip(x, y, strict=True)) / sum(a * a for a in x)
     rest = sum((b - slope * a) ** 2 for a, b in zip(x, y, strict=True))
-    found = measured(torch.diag(torch.tensor([math.e, 1.0, math.e])))
-    assert found["loglog_slope"] == pytest.approx(slope, rel=1e-5)
-    assert found["loglog_r2"] == pytest.approx(1 - rest / sum(b * b for b in y), rel=1e-5)
-    assert 0.2 < found["loglog_r2"] < 0.8
+    metrics = measured(torch.diag(torch.tensor([math.e, 1.0, math.e])))
+    assert metrics["loglog_slope"] == pytest.approx(slope, rel=1e-5)
+    assert metrics["loglog_r2"] == pytest.approx(1 - rest / sum(b * b for b in y), rel=1e-5)
+    assert 0.2 < metrics["loglog_r2"] < 0.8
 
 
 def test_more_than_two_axes_are_outputs_and_the_rest():
@@ -130,13 +130,13 @@ def test_more_than_two_axes_are_outputs_and_the_rest():
 
 def test_every_matrix_of_a_policy_is_described_by_its_name():
     policy = holdfast.make_policy("fast", holdfast.make_world("arena", agents=24), seed=0)
-    found = weight_metrics(policy)
+    metrics = weight_metrics(policy)
     matrices = {name for name, weight in policy.named_parameters() if weight.dim() >= 2}
-    assert set(found) == {f"weights/{measure}@{name}" for measure in MEASURES for name in matrices}
+    assert set(metrics) == {f"weights/{measure}@{name}" for measure in MEASURES for name in matrices}
     assert {"lstm.cell.rnn.weight_hh_l0", "encoder.conv1.weight"} <= matrices
-    assert all(math.isfinite(number) for number in found.values())
+    assert all(math.isfinite(number) for number in metrics.values())
     # The bilinear form is a matrix, not one long row.
-    assert found["weights/effective_rank@actor.scores.weight"] > 2
+    assert metrics["weights/effective_rank@actor.scores.weight"] > 2
 
 
 def test_bounds_are_the_largest_entries_of_matrices():

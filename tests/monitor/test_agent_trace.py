@@ -21,15 +21,15 @@ from holdfast.rollout import Collector
 from holdfast.worlds import make_world
 
 
-def told(policy, world, agent, rollouts=2, segments=2, **options):
+def trace_rollouts(policy, world, agent, rollouts=2, segments=2, **options):
     """Collect some rollouts; return each one's lines, its segments and the live state after it."""
     collector = Collector(world, policy, length=segments * T, horizon=T, seed=0)
-    trace, found = AgentTrace(policy, world.agents, agent, **options), []
+    trace, records = AgentTrace(policy, world.agents, agent, **options), []
     for iteration in range(rollouts):
         rows = collector.rollout(iteration)
         copied = type(rows)(rows.steps.clone(), rows.entry_state.clone(), rows.tail.clone(), rows.version)
-        found.append((trace.rollout(rows, iteration), copied, policy.store.snapshot().tree))
-    return found
+        records.append((trace.rollout(rows, iteration), copied, policy.store.snapshot().tree))
+    return records
 
 
 def length_of(state):
@@ -93,7 +93,7 @@ def state_before(policy, segments, row, t):
 @pytest.mark.parametrize("kind", POLICIES)
 def test_trace_has_stored_starts_ends_and_invalid_steps(kind, clear_on):
     policy = POLICIES[kind](clear_on=clear_on)
-    for iteration, (lines, segments, _) in enumerate(told(policy, world_for(policy), agent=2)):
+    for iteration, (lines, segments, _) in enumerate(trace_rollouts(policy, world_for(policy), agent=2)):
         events, _ = read(lines)
         assert events == by_hand(segments, 2, 6, iteration * 2 * T, clear_on)
         assert events
@@ -102,8 +102,8 @@ def test_trace_has_stored_starts_ends_and_invalid_steps(kind, clear_on):
 @pytest.mark.parametrize("kind", POLICIES)
 def test_trace_state_norms_match_rollout(kind):
     policy = POLICIES[kind]()
-    found = told(policy, world_for(policy), agent=3)
-    for iteration, (lines, segments, live) in enumerate(found):
+    records = trace_rollouts(policy, world_for(policy), agent=3)
+    for iteration, (lines, segments, live) in enumerate(records):
         _, sizes = read(lines)
         start = iteration * 2 * T
         entries = [length_of(segments.entry_state[6 + k]) for k in range(2)]
@@ -123,7 +123,7 @@ def test_trace_state_norms_match_rollout(kind):
 @given(st.integers(0, 10_000), st.integers(0, 3))
 def test_trace_of_any_episode_pattern(seed, agent):
     script = random_script(4, 60, seed, ends=0.1)
-    for iteration, (lines, segments, _) in enumerate(told(make_reader(), script, agent)):
+    for iteration, (lines, segments, _) in enumerate(trace_rollouts(make_reader(), script, agent)):
         if "episodes of" not in "".join(lines):
             assert read(lines)[0] == by_hand(segments, agent, 4, iteration * 2 * T)
         assert all(len(line) <= 100 for line in lines)
@@ -132,7 +132,7 @@ def test_trace_of_any_episode_pattern(seed, agent):
 
 
 def test_trace_of_segments_and_entry_state():
-    (first, _, _), (second, _, _) = told(make_small(), scripted(starts=0.0, absences=False), agent=5)
+    (first, _, _), (second, _, _) = trace_rollouts(make_small(), scripted(starts=0.0, absences=False), agent=5)
     assert first[0] == f"Agent 5 · rollout 1 · steps 0-{2 * T - 1} · weights of version 0"
     assert first[1:4] == [
         f"Steps 0-{T - 1}: segment 1 of 2",
@@ -196,27 +196,29 @@ def test_trace_of_recall_fits_a_terminal():
 
 
 @pytest.mark.parametrize(
-    ("sabotage", "kept", "odd"),
+    ("sabotage", "keeps_memory", "odd"),
     [(own.NoClear, True, False), (own.LateClear, True, True)],
     ids=["never", "late"],
 )
-def test_trace_of_policy_that_does_not_clear(sabotage, kept, odd):
+def test_trace_of_policy_that_does_not_clear(sabotage, keeps_memory, odd):
     policy = make_small(sabotage)
-    lines = [line for each, _, _ in told(policy, scripted(absences=False), agent=0) for line in each]
+    lines = [line for each, _, _ in trace_rollouts(policy, scripted(absences=False), agent=0) for line in each]
     starts = [line for line in lines if "episode starts" in line]
     assert starts
-    assert any("memory kept" in line for line in starts) == kept
+    assert any("memory kept" in line for line in starts) == keeps_memory
     assert any("nothing starts, memory cleared" in line for line in lines) == odd
 
 
 def test_trace_of_foreign_memory_uses_flags():
     torch.manual_seed(0)
-    lines = [line for each, _, _ in told(own.NoDetach(), scripted(), agent=0) for line in each]
+    lines = [line for each, _, _ in trace_rollouts(own.NoDetach(), scripted(), agent=0) for line in each]
     assert any(line.endswith("episode starts, memory cleared") for line in lines)
 
 
 def test_trace_without_memory():
-    text = "\n".join(line for each, _, _ in told(make_small(memory="none"), scripted(), agent=0) for line in each)
+    text = "\n".join(
+        line for each, _, _ in trace_rollouts(make_small(memory="none"), scripted(), agent=0) for line in each
+    )
     assert "the policy has no memory" in text
     assert "episode starts\n" in text
     assert "|state|" not in text

@@ -38,27 +38,27 @@ def with_gradients(policy):
 
 def test_gradient_norms_by_module():
     policy = with_gradients(make_small(WithOwnParameter))
-    found = norms_by_module(policy)
-    assert set(found) == {f"gradients/norm@{name}" for name in ("lstm", "inwards", "outwards", "scale")}
+    norms = norms_by_module(policy)
+    assert set(norms) == {f"gradients/norm@{name}" for name in ("lstm", "inwards", "outwards", "scale")}
     for name in ("lstm", "inwards", "outwards"):
         flat = torch.cat([each.grad.flatten() for each in getattr(policy, name).parameters()])
-        torch.testing.assert_close(found[f"gradients/norm@{name}"], flat.norm())
-    torch.testing.assert_close(found["gradients/norm@scale"], policy.scale.grad.norm())
+        torch.testing.assert_close(norms[f"gradients/norm@{name}"], flat.norm())
+    torch.testing.assert_close(norms["gradients/norm@scale"], policy.scale.grad.norm())
 
 
 def test_gradient_norms_of_graph_components():
     policy = with_gradients(graph())
-    found = norms_by_module(policy)
+    norms = norms_by_module(policy)
     parts = {name for name, part in policy.components.items() if list(part.parameters())}
-    assert set(found) == {"gradients/norm@lstm", *(f"gradients/norm@components.{name}" for name in parts)}
+    assert set(norms) == {"gradients/norm@lstm", *(f"gradients/norm@components.{name}" for name in parts)}
 
 
 @pytest.mark.parametrize("kind", POLICIES)
 def test_module_norms_add_up_to_the_total(kind):
     policy = with_gradients(POLICIES[kind]())
-    whole = torch.cat([each.grad.flatten() for each in policy.parameters() if each.grad is not None]).norm()
+    total = torch.cat([each.grad.flatten() for each in policy.parameters() if each.grad is not None]).norm()
     parts = torch.stack(list(norms_by_module(policy).values()))
-    torch.testing.assert_close(parts.norm(), whole)
+    torch.testing.assert_close(parts.norm(), total)
 
 
 def test_shared_weight_counts_once():
@@ -66,9 +66,9 @@ def test_shared_weight_counts_once():
     policy.twin = policy.inwards
     policy.alias = nn.Module()
     policy.alias.register_parameter("weight", policy.outwards.weight)
-    found = norms_by_module(with_gradients(policy))
-    assert "gradients/norm@alias" not in found
-    assert "gradients/norm@twin" not in found
+    norms = norms_by_module(with_gradients(policy))
+    assert "gradients/norm@alias" not in norms
+    assert "gradients/norm@twin" not in norms
 
 
 def test_module_without_gradient_is_left_out():
@@ -81,18 +81,18 @@ def by_hand(policy, segments, rows):
     clear, valid = reset_mask(steps, policy.clear_on), steps["valid"]
     best = []
     for b in range(len(segments)):
-        start, found = 0, (-1, T - 1)
+        start, longest = 0, (-1, T - 1)
         for t in range(T):
             start = t if clear[b, t] else start
-            found = max(found, (t - start, t)) if valid[b, t] else found
-        best.append((-found[0], b, found[1]))
+            longest = max(longest, (t - start, t)) if valid[b, t] else longest
+        best.append((-longest[0], b, longest[1]))
     for _, b, t in sorted(best)[:rows]:
         x = policy.encode(steps["env_obs"][b]).detach()[None].requires_grad_()
         y, _ = policy.lstm.cell(x, segments.entry_state[b : b + 1], clear[b : b + 1], valid[b : b + 1])
         scores, value = policy.decode(y[0])
-        said = torch.cat([value[t : t + 1], torch.log_softmax(scores[t], -1)])
+        outputs = torch.cat([value[t : t + 1], torch.log_softmax(scores[t], -1)])
         weight = 2 * rng.uniform(0, rng.STREAM_PROBE, torch.arange(4), 0) - 1
-        (grad,) = torch.autograd.grad((said * weight).sum(), x)
+        (grad,) = torch.autograd.grad((outputs * weight).sum(), x)
         masses.append(torch.stack([grad[0, t - a].norm() if a <= t else torch.tensor(0.0) for a in range(T)]))
     return torch.stack(masses).mean(0)
 
@@ -102,10 +102,10 @@ def by_hand(policy, segments, rows):
 def test_reach_back_matches_loop(memory, rows, clear_on):
     policy = make_small(memory=memory, clear_on=clear_on)
     segments = stored(policy)
-    found = reach_back(policy, segments, rows)
-    assert found.shape == (T,)
-    torch.testing.assert_close(found, by_hand(policy, segments, rows))
-    assert found[0] > 0
+    masses = reach_back(policy, segments, rows)
+    assert masses.shape == (T,)
+    torch.testing.assert_close(masses, by_hand(policy, segments, rows))
+    assert masses[0] > 0
 
 
 @pytest.mark.parametrize("kind", POLICIES)
@@ -258,8 +258,8 @@ def test_reach_of_non_finite_gradient_is_zero(odd):
 
 
 def test_reach_metrics_within_powers_of_two():
-    found = reach_metrics(torch.tensor([4.0, 2.0, 1.0, 1.0, 0.0, 0.0]))
-    assert found == {
+    metrics = reach_metrics(torch.tensor([4.0, 2.0, 1.0, 1.0, 0.0, 0.0]))
+    assert metrics == {
         "memory/gradient_reach": 3,
         "gradients/within@1": 0.5,
         "gradients/within@2": 0.75,
@@ -268,7 +268,7 @@ def test_reach_metrics_within_powers_of_two():
 
 
 @pytest.mark.parametrize(
-    ("steps", "horizon", "told"),
+    ("steps", "horizon", "expected"),
     [
         (19, 64, "80 % of the gradient lies within 19 of 64 steps: trainer.bptt_horizon=32 is enough."),
         (1, 64, "80 % of the gradient lies within 1 of 64 steps: trainer.bptt_horizon=2 is enough."),
@@ -280,8 +280,8 @@ def test_reach_metrics_within_powers_of_two():
         (0, 64, ""),
     ],
 )
-def test_advice_is_one_line_or_none(steps, horizon, told):
-    said = advice(steps, horizon)
-    assert said.startswith(told)
-    assert bool(said) == bool(told)
-    assert "\n" not in said
+def test_advice_is_one_line_or_none(steps, horizon, expected):
+    message = advice(steps, horizon)
+    assert message.startswith(expected)
+    assert bool(message) == bool(expected)
+    assert "\n" not in message

@@ -30,10 +30,10 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
 def test_bytes_of_counts_shared_storage_once():
-    whole = torch.zeros(10, 4)
-    tree = TensorDict({"a": whole, "b": {"c": torch.zeros(10, 3, dtype=torch.uint8)}}, batch_size=[10])
+    tensor = torch.zeros(10, 4)
+    tree = TensorDict({"a": tensor, "b": {"c": torch.zeros(10, 3, dtype=torch.uint8)}}, batch_size=[10])
     assert bytes_of(tree) == 10 * 4 * 4 + 10 * 3
-    views = TensorDict({"d": whole[:5], "e": torch.zeros(1, 2).expand(5, 2)}, batch_size=[5])
+    views = TensorDict({"d": tensor[:5], "e": torch.zeros(1, 2).expand(5, 2)}, batch_size=[5])
     assert bytes_of(tree, views) == 10 * 4 * 4 + 10 * 3 + 2 * 4
     assert bytes_of() == 0
 
@@ -92,8 +92,8 @@ def run(sizes, total=TOTAL, parts=None, device=CPU):
 
     On a GPU they are those of its memory, and the process does not grow.
     """
-    held, left = MemoryUsage(total, device), iter(sizes)
-    found, alarms = [], []
+    usage, left = MemoryUsage(total, device), iter(sizes)
+    metrics, alarms = [], []
     with pytest.MonkeyPatch.context() as patched:
         if device == GPU:
             patched.setattr(training_monitor, "process_bytes", int)
@@ -104,37 +104,37 @@ def run(sizes, total=TOTAL, parts=None, device=CPU):
         for k in range(len(sizes)):
             step = (k + 1) * total // len(sizes)
             counted = {"buffer": 10, "state": 5, "graph": 7} | {key: part[k] for key, part in (parts or {}).items()}
-            found.append(held.pop_metrics(**counted, global_step=step))
-            alarms.append(held.alarm())
-    return found, alarms
+            metrics.append(usage.pop_metrics(**counted, global_step=step))
+            alarms.append(usage.alarm())
+    return metrics, alarms
 
 
 def test_memory_usage_metrics():
-    found, _ = run([100, 300, 200])
-    assert found[0] == {
+    metrics, _ = run([100, 300, 200])
+    assert metrics[0] == {
         "memory/buffer_bytes": 10,
         "memory/state_bytes": 5,
         "memory/graph_bytes": 7,
         "machine/process_bytes": 100,
         "machine/process_peak_bytes": 100,
     }
-    assert [each["machine/process_bytes"] for each in found] == [100, 300, 200]
-    assert [each["machine/process_peak_bytes"] for each in found] == [100, 300, 300]
+    assert [each["machine/process_bytes"] for each in metrics] == [100, 300, 200]
+    assert [each["machine/process_peak_bytes"] for each in metrics] == [100, 300, 300]
 
 
 def test_memory_usage_metrics_on_gpu():
-    found, _ = run([100, 300, 200], device=GPU)
-    assert [each["machine/gpu_bytes"] for each in found] == [100, 300, 200]
-    assert found[-1]["machine/gpu_peak_bytes"] == 300
+    metrics, _ = run([100, 300, 200], device=GPU)
+    assert [each["machine/gpu_bytes"] for each in metrics] == [100, 300, 200]
+    assert metrics[-1]["machine/gpu_peak_bytes"] == 300
 
 
 @given(st.integers(-1000, 1000), st.integers(8, 60))
 def test_growth_is_the_slope_per_million_steps(slope, count):
     early = count // 2 - 1
     sizes = [10**9 + (0 if k < early else slope * (k - early)) for k in range(count)]
-    found, _ = run(sizes, total=count * 1000)
-    assert found[-1]["machine/growth"] == pytest.approx(slope * 1000, abs=1e-3)
-    assert "machine/growth" not in found[0]
+    metrics, _ = run(sizes, total=count * 1000)
+    assert metrics[-1]["machine/growth"] == pytest.approx(slope * 1000, abs=1e-3)
+    assert "machine/growth" not in metrics[0]
 
 
 BASE = 500 * MIB
@@ -147,8 +147,8 @@ def noise(k):
 
 def test_leak_raises_one_alarm():
     _, alarms = run([BASE + k * 4 * MIB + noise(k) for k in range(100)])
-    told = [alarm for alarm in alarms if alarm]
-    assert len(told) == 1
+    messages = [alarm for alarm in alarms if alarm]
+    assert len(messages) == 1
     for word in (
         "process memory grows",
         "MiB at step 50,000",
@@ -156,9 +156,9 @@ def test_leak_raises_one_alarm():
         "graph that is kept",
         "list",
     ):
-        assert word in told[0]
-    assert "buffer, states and graph did not grow" in told[0]
-    assert "\n" not in told[0]
+        assert word in messages[0]
+    assert "buffer, states and graph did not grow" in messages[0]
+    assert "\n" not in messages[0]
     assert not any(alarms[:10])
 
 
@@ -244,9 +244,9 @@ def test_real_leak_raises_alarm():
 
 
 def test_freed_tensors_raise_no_alarm():
-    held, alarms = MemoryUsage(3000, CPU), []
+    usage, alarms = MemoryUsage(3000, CPU), []
     for step in range(100, 3001, 100):
         torch.ones(16 * MIB // 4).sum()
-        held.pop_metrics(buffer=1, state=1, graph=1, global_step=step)
-        alarms.append(held.alarm())
+        usage.pop_metrics(buffer=1, state=1, graph=1, global_step=step)
+        alarms.append(usage.alarm())
     assert not any(alarms)

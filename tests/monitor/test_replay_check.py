@@ -42,9 +42,9 @@ def stored(policy, share_of_starts=0.2):
 
 def test_correct_policy_passes_replay_check():
     policy = make_small()
-    found = check_segments(policy, stored(policy))
-    assert found["memory/check_replay"] <= 1e-6
-    assert found["memory/check_clear"] == 0
+    metrics = check_segments(policy, stored(policy))
+    assert metrics["memory/check_replay"] <= 1e-6
+    assert metrics["memory/check_clear"] == 0
 
 
 @pytest.mark.parametrize(
@@ -80,9 +80,9 @@ def test_bfloat16_rounding_passes_replay_check(monkeypatch):
     segments = stored(policy)
     # As another order of adding would: far more than float32 may, and too little for a broken memory.
     segments.steps["values"] += 1e-3 * torch.randn(segments.steps["values"].shape)
-    found = check_segments(policy, segments)
-    assert found["memory/check_replay"] > 1e-3
-    assert found["memory/check_clear"] == 0
+    metrics = check_segments(policy, segments)
+    assert metrics["memory/check_replay"] > 1e-3
+    assert metrics["memory/check_clear"] == 0
 
 
 @pytest.mark.parametrize(
@@ -107,8 +107,8 @@ def test_replay_check_has_no_side_effects():
 
 def test_clear_check_needs_a_reset_inside():
     policy = make_small()
-    found = check_segments(policy, stored(policy, share_of_starts=0.0))
-    assert set(found) == {"memory/check_replay"}
+    metrics = check_segments(policy, stored(policy, share_of_starts=0.0))
+    assert set(metrics) == {"memory/check_replay"}
 
 
 @pytest.mark.parametrize(("when", "looked"), [("first", [1, 2]), ("every:3", [1, 2, 4]), ("off", [])])

@@ -32,25 +32,25 @@ from holdfast.worlds.gym import GymWorld
 
 def watch(policy, world, rollouts=3, segments=2):
     """Collect some rollouts; return the metrics of each, all alarms, and the audit."""
-    resets, told = ResetAudit(policy, world.agents), []
-    heard = Overheard(world, told.append)
-    collector = Collector(heard, policy, length=segments * T, horizon=T, seed=0, on_step=resets.on_step)
-    found = []
+    resets, steps = ResetAudit(policy, world.agents), []
+    recorder = Overheard(world, steps.append)
+    collector = Collector(recorder, policy, length=segments * T, horizon=T, seed=0, on_step=resets.on_step)
+    metrics = []
     for version in range(rollouts):
         with resets.track():
             collector.rollout(version)
-        found.append(resets.pop_metrics())
-    return found, told, resets
+        metrics.append(resets.pop_metrics())
+    return metrics, steps, resets
 
 
-def pairs(found):
-    return [(each["memory/resets"], each["memory/resets_due"]) for each in found]
+def pairs(metrics):
+    return [(each["memory/resets"], each["memory/resets_due"]) for each in metrics]
 
 
-def by_hand(told, rollouts=3, segments=2, trials=False):
+def by_hand(steps, rollouts=3, segments=2, trials=False):
     """Number of episode starts that the policy gets in each rollout."""
     length = segments * T
-    starts = [step.first | step.trial if trials else step.first for step in told]
+    starts = [step.first | step.trial if trials else step.first for step in steps]
     return [int(torch.stack(starts[k * length : (k + 1) * length]).sum()) for k in range(rollouts)]
 
 
@@ -58,9 +58,9 @@ def by_hand(told, rollouts=3, segments=2, trials=False):
 @pytest.mark.parametrize("kind", POLICIES)
 def test_correct_policy_makes_all_due_resets(kind, clear_on):
     policy = POLICIES[kind](clear_on=clear_on)
-    found, told, _ = watch(policy, world_for(policy))
-    due = by_hand(told, trials=clear_on == "trial")
-    assert pairs(found) == [(count, count) for count in due]
+    metrics, steps, _ = watch(policy, world_for(policy))
+    due = by_hand(steps, trials=clear_on == "trial")
+    assert pairs(metrics) == [(count, count) for count in due]
     assert min(due) > 0
 
 
@@ -71,19 +71,19 @@ def test_trials_require_resets_with_clear_on_trial():
 
 def test_where_memory_is_never_cleared_nothing_is_due():
     policy = make_small(clear_on="never")
-    found, told, resets = watch(policy, scripted())
-    assert pairs(found) == [(0, 0)] * 3
-    lived = torch.stack([step.valid for step in told[: 3 * 2 * T]]).sum(0)
-    assert torch.equal(resets.age, lived)
+    metrics, steps, resets = watch(policy, scripted())
+    assert pairs(metrics) == [(0, 0)] * 3
+    step_counts = torch.stack([step.valid for step in steps[: 3 * 2 * T]]).sum(0)
+    assert torch.equal(resets.age, step_counts)
 
 
 @pytest.mark.parametrize("name", ["recall", "ragged", "forage", "constant"])
 @pytest.mark.parametrize("segments", [1, 3])
 def test_reset_counts_in_builtin_worlds(name, segments):
     world = make_world(name, agents=9)
-    found, told, _ = watch(make_policy("fast", world, hidden_size=8), world, segments=segments)
-    assert pairs(found) == [(count, count) for count in by_hand(told, segments=segments)]
-    assert pairs(found)[0][0] >= 9
+    metrics, steps, _ = watch(make_policy("fast", world, hidden_size=8), world, segments=segments)
+    assert pairs(metrics) == [(count, count) for count in by_hand(steps, segments=segments)]
+    assert pairs(metrics)[0][0] >= 9
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -94,16 +94,16 @@ def test_reset_counts_in_every_autoreset_mode(mode):
         [(5, TRUNCATED), (2, TERMINATED)],
     ]
     world = GymWorld(3, env=counting(*scripts), autoreset=mode, seed=0)
-    found, told, _ = watch(make_policy("fast", world, hidden_size=8), world)
-    assert pairs(found) == [(count, count) for count in by_hand(told)]
-    assert all(due > 9 for _, due in pairs(found))
+    metrics, steps, _ = watch(make_policy("fast", world, hidden_size=8), world)
+    assert pairs(metrics) == [(count, count) for count in by_hand(steps)]
+    assert all(due > 9 for _, due in pairs(metrics))
 
 
 @settings(max_examples=12)
 @given(st.integers(0, 10_000), st.sampled_from([0.0, 0.2, 0.7]), st.sampled_from([0.0, 0.2, 0.6]))
 def test_reset_counts_for_any_flags(seed, ends, gone):
-    found, told, _ = watch(make_reader(), random_script(4, 60, seed, ends, gone))
-    assert pairs(found) == [(count, count) for count in by_hand(told)]
+    metrics, steps, _ = watch(make_reader(), random_script(4, 60, seed, ends, gone))
+    assert pairs(metrics) == [(count, count) for count in by_hand(steps)]
 
 
 def test_repeated_first_without_action():
@@ -111,15 +111,15 @@ def test_repeated_first_without_action():
     valid, first = ~none, none.clone()
     valid[0, :4] = False
     first[0, [0, 2, 3]] = True
-    found, _, _ = watch(make_reader(), Scripted(1, 60, valid=valid, first=first))
-    assert pairs(found) == [(3, 3), (0, 0), (0, 0)]
+    metrics, _, _ = watch(make_reader(), Scripted(1, 60, valid=valid, first=first))
+    assert pairs(metrics) == [(3, 3), (0, 0), (0, 0)]
 
 
 def test_resets_count_in_the_rollout_whose_step_they_are_due_in():
     ended = torch.zeros(2, 60, dtype=torch.bool)
     ended[0, 2 * T] = ended[1, 4 * T - 1] = True
-    found, _, _ = watch(make_reader(), Scripted(2, 60, terminated=ended))
-    assert pairs(found) == [(2, 2), (2, 2), (0, 0)]
+    metrics, _, _ = watch(make_reader(), Scripted(2, 60, terminated=ended))
+    assert pairs(metrics) == [(2, 2), (2, 2), (0, 0)]
 
 
 def watch_unguarded(world, steps=6):
@@ -197,16 +197,16 @@ class ForgetsItsSecond(Bundled):
     ids=lambda part: getattr(part, "__name__", ""),
 )
 def test_broken_policies_miss_resets(sabotage, fewer):
-    found, told, _ = watch(make_small(sabotage), scripted())
-    assert [due for _, due in pairs(found)] == by_hand(told)
-    for made, due in pairs(found):
+    metrics, steps, _ = watch(make_small(sabotage), scripted())
+    assert [due for _, due in pairs(metrics)] == by_hand(steps)
+    for made, due in pairs(metrics):
         assert made < due if fewer else made > due
 
 
 def test_foreign_memory_has_no_counted_resets():
     torch.manual_seed(0)
-    found, told, _ = watch(own.NoDetach(), scripted())
-    assert pairs(found) == [(0, due) for due in by_hand(told)]
+    metrics, steps, _ = watch(own.NoDetach(), scripted())
+    assert pairs(metrics) == [(0, due) for due in by_hand(steps)]
 
 
 class AsksTwice(Small):
@@ -225,16 +225,16 @@ class AsksTwice(Small):
 def test_cell_called_twice_counts_one_reset(ticks):
     policy = make_small(AsksTwice)
     policy.ticks = ticks
-    found, told, _ = watch(policy, scripted())
-    assert pairs(found) == [(count, count) for count in by_hand(told)]
+    metrics, steps, _ = watch(policy, scripted())
+    assert pairs(metrics) == [(count, count) for count in by_hand(steps)]
 
 
 def test_untracked_resets_are_missing():
     policy, world = make_small(), scripted()
     resets = ResetAudit(policy, world.agents)
     Collector(world, policy, length=T, horizon=T, seed=0, on_step=resets.on_step).rollout(0)
-    found = resets.pop_metrics()
-    assert found["memory/resets"] == 0 < found["memory/resets_due"]
+    metrics = resets.pop_metrics()
+    assert metrics["memory/resets"] == 0 < metrics["memory/resets_due"]
 
 
 def test_resets_of_evaluation_copies_do_not_count():
@@ -250,8 +250,8 @@ def test_resets_of_evaluation_copies_do_not_count():
 
 
 def test_no_reset_counts_without_memory():
-    found, _, _ = watch(make_small(memory="none"), scripted())
-    assert found == [{}] * 3
+    metrics, _, _ = watch(make_small(memory="none"), scripted())
+    assert metrics == [{}] * 3
 
 
 def test_pop_metrics_resets_counts():
@@ -266,10 +266,10 @@ def test_slices_are_refused():
         policy(own.step_to_td(scripted(agents=3).reset(), 0, torch.zeros(3)))
 
 
-def ages(told, length):
+def ages(steps, length):
     """Count ages by hand: a clear sets 0, a step that is read adds one."""
-    age = torch.zeros_like(told[0].reward, dtype=torch.long)
-    for step in told[:length]:
+    age = torch.zeros_like(steps[0].reward, dtype=torch.long)
+    for step in steps[:length]:
         age = torch.where(step.first, 0, age) + step.valid
     return age
 
@@ -277,17 +277,17 @@ def ages(told, length):
 @pytest.mark.parametrize("kind", POLICIES)
 def test_an_age_is_the_number_of_steps_read_since_the_last_clear(kind):
     policy = POLICIES[kind]()
-    _, told, resets = watch(policy, world_for(policy))
-    expected = ages(told, 3 * 2 * T)
+    _, steps, resets = watch(policy, world_for(policy))
+    expected = ages(steps, 3 * 2 * T)
     assert torch.equal(resets.age, expected)
-    found = state_metrics(policy, resets.age)
-    assert found["memory/age_mean"] == float(expected.double().mean())
-    assert found["memory/age_max"] == int(expected.max())
+    metrics = state_metrics(policy, resets.age)
+    assert metrics["memory/age_mean"] == float(expected.double().mean())
+    assert metrics["memory/age_max"] == int(expected.max())
 
 
 def test_age_without_resets():
-    _, told, resets = watch(make_small(own.NoClear), scripted())
-    assert torch.equal(resets.age, torch.stack([step.valid for step in told[: 6 * T]]).sum(0))
+    _, steps, resets = watch(make_small(own.NoClear), scripted())
+    assert torch.equal(resets.age, torch.stack([step.valid for step in steps[: 6 * T]]).sum(0))
 
 
 class Overwrites:
@@ -297,19 +297,19 @@ class Overwrites:
         self.world, self.agents, self.spec = world, world.agents, world.spec
 
     def reset(self):
-        self.told = copy.deepcopy(self.world.reset())
-        return self.told
+        self.last_step = copy.deepcopy(self.world.reset())
+        return self.last_step
 
     def step(self, actions):
         for name, part in vars(self.world.step(actions)).items():
-            getattr(self.told, name).copy_(part)
-        return self.told
+            getattr(self.last_step, name).copy_(part)
+        return self.last_step
 
 
 def test_world_may_reuse_step_tensors():
-    found, _, resets = watch(make_small(), Overwrites(scripted()))
+    metrics, _, resets = watch(make_small(), Overwrites(scripted()))
     expected, _, same = watch(make_small(), scripted())
-    assert found == expected
+    assert metrics == expected
     assert torch.equal(resets.age, same.age)
 
 

@@ -14,22 +14,22 @@ from holdfast.monitor.state_audit import state_metrics
 def test_state_norm_of_all_leaves(kind):
     policy = POLICIES[kind]()
     stored(policy)
-    found = state_metrics(policy)
+    metrics = state_metrics(policy)
     tree = policy.store.snapshot().tree
     rows = torch.stack([torch.cat([leaf[a].flatten() for leaf in tree.values()]) for a in range(len(tree))])
-    assert found["memory/state_norm"] == pytest.approx(float(rows.norm(dim=1).mean()), rel=1e-6)
-    assert found["memory/state_norm_max"] == pytest.approx(float(rows.norm(dim=1).max()), rel=1e-6)
-    assert found["memory/state_norm_max"] > found["memory/state_norm"] > 0
-    assert ("memory/saturation" in found) == (kind != "minlstm")
+    assert metrics["memory/state_norm"] == pytest.approx(float(rows.norm(dim=1).mean()), rel=1e-6)
+    assert metrics["memory/state_norm_max"] == pytest.approx(float(rows.norm(dim=1).max()), rel=1e-6)
+    assert metrics["memory/state_norm_max"] > metrics["memory/state_norm"] > 0
+    assert ("memory/saturation" in metrics) == (kind != "minlstm")
 
 
 def test_state_metrics_cover_all_slices():
     policy = make_small(num_layers=1)
     policy.store.allocate({0: 2, 2: 3})
     policy.store.view(2)["h"][:] = 1.0
-    found = state_metrics(policy)
-    assert found["memory/state_norm_max"] == pytest.approx(4.0)
-    assert found["memory/state_norm"] == pytest.approx(3 / 5 * 4.0)
+    metrics = state_metrics(policy)
+    assert metrics["memory/state_norm_max"] == pytest.approx(4.0)
+    assert metrics["memory/state_norm"] == pytest.approx(3 / 5 * 4.0)
 
 
 def test_state_metrics_without_memory_or_agents():
@@ -48,10 +48,10 @@ def test_state_metrics_change_nothing():
 
 
 def state(cell, **leaves):
-    found = cell.initial(2)
+    tree = cell.initial(2)
     for name, numbers in leaves.items():
-        found[name] = torch.tensor(numbers).reshape(found[name].shape)
-    return found
+        tree[name] = torch.tensor(numbers).reshape(tree[name].shape)
+    return tree
 
 
 def test_an_lstm_is_saturated_where_its_cell_is_far_out():
@@ -81,7 +81,7 @@ def test_multi_cell_saturation_counts_bounded_units():
 
 
 def test_custom_cell_without_bounded_state_has_no_saturation():
-    class Mine(NoMemory.__base__):
+    class CustomCell(NoMemory.__base__):
         def initial(self, batch):
             return TensorDict({"sum": torch.full((batch, 3), 9.0)}, batch_size=[batch])
 
@@ -89,4 +89,4 @@ def test_custom_cell_without_bounded_state_has_no_saturation():
 
         def reference_forward(self, x, state, clear, valid=None): ...
 
-    assert saturation(Mine(2, 3), Mine(2, 3).initial(2)) is None
+    assert saturation(CustomCell(2, 3), CustomCell(2, 3).initial(2)) is None

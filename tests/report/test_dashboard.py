@@ -228,9 +228,9 @@ def test_memory_row_omits_missing_metrics():
 
 @given(names=st.sets(st.sampled_from(sorted(ALL_MEMORY))))
 def test_memory_row_keeps_its_order(names):
-    told = row({name: ALL_MEMORY[name] for name in names})
+    partial_row = row({name: ALL_MEMORY[name] for name in names})
     full_row = row(ALL_MEMORY)
-    places = [full_row.index(cell.split(" ")[0]) for cell in told.split(" · ")]
+    places = [full_row.index(cell.split(" ")[0]) for cell in partial_row.split(" · ")]
     assert places == sorted(places)
 
 

@@ -110,7 +110,7 @@ def test_healthy_run_raises_no_alarm():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "kind", "told"),
+    ("wrong", "kind", "message"),
     [
         ({"memory/replay_error": 2e-4}, "replay", "replay differs from the rollout by 2.0e-04"),
         ({"memory/replay_value_error": 2e-4}, "replay", "replay differs from the rollout by 2.0e-04"),
@@ -119,10 +119,10 @@ def test_healthy_run_raises_no_alarm():
         ({"losses/grad_norm": 12345.0}, "gradient", "before clipping is 12,345; below 1,000 is healthy"),
     ],
 )
-def test_alarms_name_the_value_and_what_to_do(wrong, kind, told):
+def test_alarms_name_the_value_and_what_to_do(wrong, kind, message):
     ((of, text),) = alarms(MEMORY | wrong)
     assert of == kind
-    assert told in text
+    assert message in text
     assert "`holdfast check`" in text or "Look for" in text or "lower trainer." in text
 
 

@@ -18,7 +18,7 @@ from holdfast.worlds.step import PartialStep, as_slice, concat, select
 LENGTH, HORIZON = 16, 8
 
 
-def lived(world, *, lead=0, rollouts=3, clear_on="episode"):
+def collect(world, *, lead=0, rollouts=3, clear_on="episode"):
     """Collect some rollouts; return stored segments, statistics and states."""
     policy = make_policy("fast", world, seed=0, hidden_size=16, clear_on=clear_on).double()
     resets = ResetAudit(policy, world.agents)
@@ -32,24 +32,24 @@ def lived(world, *, lead=0, rollouts=3, clear_on="episode"):
         on_step=resets.on_step,
         trim_tokens=False,
     )
-    told = []
+    records = []
     for version in range(rollouts):
         with resets.track():
             segments = collector.rollout(version)
-        told.append((segments.steps.clone(), segments.entry_state.clone(), segments.tail.clone()))
+        records.append((segments.steps.clone(), segments.entry_state.clone(), segments.tail.clone()))
         if segments.burn_in is not None:
-            told.append((segments.burn_in.steps.clone(), segments.burn_in.entry_state.clone()))
+            records.append((segments.burn_in.steps.clone(), segments.burn_in.entry_state.clone()))
     # The last turn is compared when the next one comes; at once, the last step of everybody is.
     resets._close()
     counted = {**collector.episodes.pop(), **resets.pop_metrics()}
-    return told, counted, resets.age, policy.store.view(0).clone(), collector
+    return records, counted, resets.age, policy.store.view(0).clone(), collector
 
 
 def assert_same_life(one, other):
     for these, those in zip(one[0], other[0], strict=True):
-        for mine, theirs in zip(these, those, strict=True):
-            for key in mine.keys(True, True):
-                torch.testing.assert_close(mine[key], theirs[key], rtol=1e-9, atol=1e-9, msg=str(key))
+        for actual, expected in zip(these, those, strict=True):
+            for key in actual.keys(True, True):
+                torch.testing.assert_close(actual[key], expected[key], rtol=1e-9, atol=1e-9, msg=str(key))
     assert one[1] == pytest.approx(other[1])
     assert one[2].equal(other[2])
     torch.testing.assert_close(one[3]["h"], other[3]["h"], rtol=1e-9, atol=1e-9)
@@ -80,19 +80,19 @@ WORLDS = st.sampled_from(
 def test_async_rollout_equals_sync_rollout(which, agents, together, chance, lead, clear_on):
     name, crowd, options = which
     words = {"lead": lead, "clear_on": clear_on}
-    whole = lived(make_world(name, agents * crowd, seed=3, **options), **words)
+    sync_run = collect(make_world(name, agents * crowd, seed=3, **options), **words)
     turning = Turning(name, agents * crowd, seed=3, crowd=crowd, together=together, chance=chance, **options)
-    assert_same_life(lived(turning, **words), whole)
+    assert_same_life(collect(turning, **words), sync_run)
 
 
 def test_resets_are_counted_in_async_rollouts():
-    turning = lived(Turning("ragged", 6, seed=1, chance=5))
+    turning = collect(Turning("ragged", 6, seed=1, chance=5))
     counted = turning[1]
     assert counted["memory/resets"] == counted["memory/resets_due"] > 20
 
 
 def test_swapped_states_are_detected(monkeypatch):
-    whole = lived(make_world("recall", 6, seed=3))
+    sync_run = collect(make_world("recall", 6, seed=3))
     right = StateStore.subset
     monkeypatch.setattr(
         StateStore,
@@ -100,11 +100,11 @@ def test_swapped_states_are_detected(monkeypatch):
         lambda self, rows: right(self, rows if isinstance(rows, slice) else rows.roll(1)),
     )
     with pytest.raises(AssertionError):
-        assert_same_life(lived(Turning("recall", 6, seed=3, chance=1)), whole)
+        assert_same_life(collect(Turning("recall", 6, seed=3, chance=1)), sync_run)
 
 
 def test_late_entry_state_is_detected(monkeypatch):
-    whole = lived(make_world("recall", 6, seed=3))
+    sync_run = collect(make_world("recall", 6, seed=3))
     right = EntryStateRecorder.record
     monkeypatch.setattr(
         EntryStateRecorder,
@@ -112,20 +112,20 @@ def test_late_entry_state_is_detected(monkeypatch):
         lambda self, rows, t: right(self, rows, max(t - 1, 0) if isinstance(t, int) else (t - 1).clamp(min=0)),
     )
     with pytest.raises(AssertionError):
-        assert_same_life(lived(Turning("recall", 6, seed=3, chance=1)), whole)
+        assert_same_life(collect(Turning("recall", 6, seed=3, chance=1)), sync_run)
 
 
 def test_store_subset_reads_and_writes_selected_agents():
     store = StateStore(make_cell("lstm", 3, 4, 1))
     store.allocate({0: 5})
-    everybody = store.view(0)
+    all_states = store.view(0)
     for key in ("h", "c"):
-        everybody[key].copy_(torch.arange(5.0)[:, None, None].expand_as(everybody[key]))
+        all_states[key].copy_(torch.arange(5.0)[:, None, None].expand_as(all_states[key]))
     for rows in (slice(1, 3), torch.tensor([4, 0])):
         with store.subset(rows):
-            mine = store.read(0, 2)
-            assert mine["h"][:, 0, 0].tolist() == torch.arange(5.0)[rows].tolist()
-            store.write(0, mine.apply(lambda leaf: leaf + 10))
+            states = store.read(0, 2)
+            assert states["h"][:, 0, 0].tolist() == torch.arange(5.0)[rows].tolist()
+            store.write(0, states.apply(lambda leaf: leaf + 10))
         assert store.view(0)["h"][rows, 0, 0].tolist() == (torch.arange(5.0)[rows] + 10).tolist()
     assert store.view(0)["c"][3, 0, 0] == 3
     assert dict(store.slices) == {0: 5}
@@ -160,10 +160,10 @@ def test_store_subset_is_refused_in_replay():
 def test_concat_orders_turns_by_agent(order, size):
     step = make_world("recall", 5, truncate=True).reset()
     rows = [torch.tensor(order[at : at + size]) for at in range(0, 5, size)]
-    whole = concat([PartialStep(each, select(step, each)) for each in rows])
-    assert whole.obs.equal(step.obs)
-    assert whole.last_obs.equal(step.last_obs)
-    assert whole.first.equal(step.first)
+    full_step = concat([PartialStep(each, select(step, each)) for each in rows])
+    assert full_step.obs.equal(step.obs)
+    assert full_step.last_obs.equal(step.last_obs)
+    assert full_step.first.equal(step.first)
 
 
 def test_as_slice_of_consecutive_rows():
@@ -183,7 +183,7 @@ class Twice(Turning):
 
 def test_turn_with_duplicate_agent_is_refused():
     with pytest.raises(ContractError, match=r"recv\(\) returns rows"):
-        lived(Twice("recall", 6, together=6, chance=4))
+        collect(Twice("recall", 6, together=6, chance=4))
 
 
 class Late(Turning):
@@ -197,4 +197,4 @@ class Late(Turning):
 
 def test_async_steps_are_checked():
     with pytest.raises(ContractError, match="acts after its episode ended"):
-        lived(Late("recall", 6, chance=4))
+        collect(Late("recall", 6, chance=4))

@@ -47,8 +47,8 @@ def table(script, name, start, length):
 
 def test_every_row_holds_consecutive_steps_of_one_agent():
     script = random_script(A, 40, 1)
-    _, lived = live(make_reader(), script, length=3 * T, rollouts=2)
-    for rollout, segments in enumerate(lived):
+    _, rollouts = live(make_reader(), script, length=3 * T, rollouts=2)
+    for rollout, segments in enumerate(rollouts):
         assert len(segments) == A * 3
         assert bool((segments.version == rollout).all())
         numbers = segments.steps["env_obs"].squeeze(-1)
@@ -60,14 +60,14 @@ def test_every_row_holds_consecutive_steps_of_one_agent():
             for key, name in (("dones", "terminated"), ("truncateds", "truncated")):
                 assert torch.equal(segments.steps[key][b], script.tables[name][agent, begin : begin + T])
             for name in ("first", "valid", "trial"):
-                told = script.tables[name][agent, begin : begin + T]
-                assert torch.equal(segments.steps[name][b], told)
+                expected = script.tables[name][agent, begin : begin + T]
+                assert torch.equal(segments.steps[name][b], expected)
 
 
 def test_tail_is_the_step_after_the_row():
     script = random_script(A, 40, 2)
-    _, lived = live(make_reader(), script, length=3 * T, rollouts=2)
-    for rollout, segments in enumerate(lived):
+    _, rollouts = live(make_reader(), script, length=3 * T, rollouts=2)
+    for rollout, segments in enumerate(rollouts):
         for b in range(len(segments)):
             agent, segment = divmod(b, 3)
             after = rollout * 3 * T + (segment + 1) * T
@@ -76,34 +76,34 @@ def test_tail_is_the_step_after_the_row():
                 assert segments.tail[key][b] == script.tables[name][agent, after]
 
 
-def worth_by_hand(life, t):
+def worth_by_hand(history, t):
     """The bootstrap value of one agent's step t for the step before it: that of its next valid step."""
-    while t < len(life["valid"]) and not life["valid"][t]:
+    while t < len(history["valid"]) and not history["valid"][t]:
         t += 1
-        if life["dones"][t]:
+        if history["dones"][t]:
             return 0.0
-        if life["truncateds"][t]:
-            return float(life["last_values"][t])
-    return float(life["values"][t])
+        if history["truncateds"][t]:
+            return float(history["last_values"][t])
+    return float(history["values"][t])
 
 
 def test_tail_value_is_bootstrap_value_of_next_step():
-    seen = set()
+    cases = set()
     for seed in range(10):
         _, (segments,) = live(make_reader(), random_script(A, 40, seed, gone=0.4), length=3 * T)
         steps, tail = (part.unflatten(0, (A, 3)) for part in (segments.steps, segments.tail))
         assert torch.equal(tail["last_values"][:, :-1], steps["last_values"][:, 1:, 0])
         for agent in range(A):
             keys = ("dones", "truncateds", "values", "last_values")
-            life = {key: torch.cat([steps[key][agent].flatten(), tail[key][agent, -1:]]) for key in keys}
-            life["valid"] = steps["valid"][agent].flatten()
+            history = {key: torch.cat([steps[key][agent].flatten(), tail[key][agent, -1:]]) for key in keys}
+            history["valid"] = steps["valid"][agent].flatten()
             for segment in range(2):
-                found = float(tail["values"][agent, segment])
-                assert found == worth_by_hand(life, (segment + 1) * T)
+                value = float(tail["values"][agent, segment])
+                assert value == worth_by_hand(history, (segment + 1) * T)
                 acted = bool(steps["valid"][agent, segment + 1, 0])
-                assert not acted or found == float(steps["values"][agent, segment + 1, 0])
-                seen.add("acted" if acted else "ended" if found == 0 else "stepped over")
-    assert seen == {"acted", "ended", "stepped over"}
+                assert not acted or value == float(steps["values"][agent, segment + 1, 0])
+                cases.add("acted" if acted else "ended" if value == 0 else "stepped over")
+    assert cases == {"acted", "ended", "stepped over"}
 
 
 def test_last_tail_value_is_first_value_of_next_rollout():
@@ -123,9 +123,9 @@ def test_last_tail_value_is_first_value_of_next_rollout():
 @given(st.integers(0, 10**6))
 def test_values_log_probs_and_entry_states_match_manual_rollout(seed):
     policy, script = make_reader(), random_script(A, 31, seed)
-    _, lived = live(policy, script, rollouts=3)
+    _, rollouts = live(policy, script, rollouts=3)
     thoughts, states = by_hand(policy, script, 30)
-    for rollout, segments in enumerate(lived):
+    for rollout, segments in enumerate(rollouts):
         steps = segments.steps.unflatten(0, (A, 2)).flatten(1, 2)
         for t in range(10):
             now = thoughts[10 * rollout + t]
@@ -165,21 +165,21 @@ def test_entry_states_are_copies():
 
 def test_actions_are_a_pure_function_of_seed_agent_and_step():
     policy, script = make_reader(), random_script(A, 40, 5)
-    _, lived = live(policy, script, seed=7, rollouts=3)
+    _, rollouts = live(policy, script, seed=7, rollouts=3)
     thoughts, _ = by_hand(policy, script, 30)
     assert len(script.actions) == 30
     for t, taken in enumerate(script.actions):
         uniform = rng.uniform(7, rng.STREAM_ACTION, torch.arange(A), t)
         assert torch.equal(taken, sample(torch.log_softmax(thoughts[t].logits, -1), uniform))
-    kept = torch.cat([segments.steps["actions"].unflatten(0, (A, 2)).flatten(1) for segments in lived], dim=1)
-    assert torch.equal(kept, torch.stack(script.actions, dim=1))
+    actions = torch.cat([segments.steps["actions"].unflatten(0, (A, 2)).flatten(1) for segments in rollouts], dim=1)
+    assert torch.equal(actions, torch.stack(script.actions, dim=1))
 
 
 def test_actions_do_not_depend_on_number_of_agents():
     # In float64, so that another batch size cannot round an action away.
     few, many = random_script(3, 40, 6), random_script(8, 40, 6)
-    for name, told in few.tables.items():
-        many.tables[name] = torch.cat([told, many.tables[name][3:]])
+    for name, values in few.tables.items():
+        many.tables[name] = torch.cat([values, many.tables[name][3:]])
     live(make_reader().double(), few, rollouts=3)
     live(make_reader().double(), many, rollouts=3)
     for a, b in zip(few.actions, many.actions, strict=True):
@@ -195,28 +195,28 @@ def test_another_seed_samples_other_actions():
 
 def test_states_carry_over_between_rollouts():
     script = random_script(A, 41, 7)
-    _, (whole,) = live(make_reader(), script, length=4 * T)
+    _, (full,) = live(make_reader(), script, length=4 * T)
     _, halves = live(make_reader(), script, length=2 * T, rollouts=2)
-    whole, halves = whole.steps.unflatten(0, (A, 2, 2)), [half.steps.unflatten(0, (A, 2)) for half in halves]
+    full, halves = full.steps.unflatten(0, (A, 2, 2)), [half.steps.unflatten(0, (A, 2)) for half in halves]
     for number, half in enumerate(halves):
         for key in ("actions", "values", "act_log_prob", "last_values"):
-            assert torch.equal(whole[:, number][key], half[key])
+            assert torch.equal(full[:, number][key], half[key])
 
 
 def test_truncation_bootstraps_from_last_obs():
     policy, script = make_reader(), random_script(A, 41, 8, ends=0.3)
     _, (segments,) = live(policy, script, length=8 * T)
-    found = segments.steps["last_values"].unflatten(0, (A, 8)).flatten(1)
+    last_values = segments.steps["last_values"].unflatten(0, (A, 8)).flatten(1)
     truncated = table(script, "truncated", 0, 40)
     assert int(truncated.sum()) > 20
-    assert not found[~truncated].any()
+    assert not last_values[~truncated].any()
     _, states = by_hand(policy, script, 40)
     for t in range(40):
         # What was last seen, read with the memory of before the clear; nobody clears, nobody advances.
         with torch.no_grad():
             last = script.number(t)[:, None] - 0.5
             thought, _ = policy.unroll(last, torch.zeros(A, dtype=torch.bool), states[t])
-        torch.testing.assert_close(found[:, t], torch.where(truncated[:, t], thought.values, 0.0))
+        torch.testing.assert_close(last_values[:, t], torch.where(truncated[:, t], thought.values, 0.0))
 
 
 def test_truncated_tail_has_last_value():
@@ -228,10 +228,10 @@ def test_truncated_tail_has_last_value():
     with torch.no_grad():
         last = script.number(2 * T)[:, None] - 0.5
         thought, _ = policy.unroll(last, torch.zeros(A, dtype=torch.bool), states[-1])
-    found = segments.tail["last_values"].unflatten(0, (A, 2))
-    torch.testing.assert_close(found[1:, 1], thought.values[1:])
-    assert found[0, 1] == 0
-    assert not found[:, 0].any()
+    last_values = segments.tail["last_values"].unflatten(0, (A, 2))
+    torch.testing.assert_close(last_values[1:, 1], thought.values[1:])
+    assert last_values[0, 1] == 0
+    assert not last_values[:, 0].any()
 
 
 def test_world_that_never_truncates_needs_no_last_obs():
@@ -275,10 +275,10 @@ def test_bootstrap_value_changes_no_live_state():
     live(policy, random_script(A, 40, 9))
     with torch.no_grad():
         before = policy.store.read(0, A).clone()
-    obs, nobody = torch.ones(A, 1), torch.zeros(A, dtype=torch.bool)
+    obs, no_agents = torch.ones(A, 1), torch.zeros(A, dtype=torch.bool)
     state = policy.lstm.cell.initial(A)
-    one = bootstrap_value(policy, state, obs, nobody, nobody)
-    other = bootstrap_value(policy, before, obs, nobody, nobody)
+    one = bootstrap_value(policy, state, obs, no_agents, no_agents)
+    other = bootstrap_value(policy, before, obs, no_agents, no_agents)
     with torch.no_grad():
         assert bool((policy.store.read(0, A) == before).all())
     assert not torch.equal(one, other)
@@ -438,7 +438,7 @@ def test_training_env_id_start_is_on_cpu():
     # From another device the host would have to wait for it in every step.
     flag = torch.zeros(3, dtype=torch.bool, device="meta")
     number = torch.zeros(3, device="meta")
-    told = Step(number[:, None], number, flag, flag, flag, flag, flag)
-    batch = step_to_td(told, 7, number)
+    meta_step = Step(number[:, None], number, flag, flag, flag, flag, flag)
+    batch = step_to_td(meta_step, 7, number)
     assert batch["rewards"].device.type == "meta"
     assert batch["training_env_id_start"].tolist() == [7, 7, 7]

@@ -67,11 +67,11 @@ def test_restored_collector_continues_bit_for_bit():
     saved, world = copy.deepcopy((one.state(), save_world(one.world)))
     assert other.restore(saved, world, rollouts=1) is None
     other.policy.store.write(0, one.policy.store.read(0, A).clone())
-    ours, theirs = one.rollout(1), other.rollout(1)
-    assert bool((ours.steps == theirs.steps).all())
-    assert bool((ours.tail == theirs.tail).all())
-    assert bool((ours.burn_in.steps == theirs.burn_in.steps).all())
-    assert bool((ours.burn_in.entry_state == theirs.burn_in.entry_state).all())
+    ours, restored = one.rollout(1), other.rollout(1)
+    assert bool((ours.steps == restored.steps).all())
+    assert bool((ours.tail == restored.tail).all())
+    assert bool((ours.burn_in.steps == restored.burn_in.steps).all())
+    assert bool((ours.burn_in.entry_state == restored.burn_in.entry_state).all())
     assert one.episodes.pop() == other.episodes.pop()
 
 

@@ -31,8 +31,8 @@ def segments_of(B):
 def draw(priorities, rows, count, *, seed=0, epoch=0):
     """Draw from rows with these priorities; an integer: from so many without."""
     B = priorities if isinstance(priorities, int) else len(priorities)
-    given_ = None if isinstance(priorities, int) else priorities
-    pairs = list(sample_minibatches(segments_of(B), given_, rows, count, seed=seed, epoch=epoch))
+    row_priorities = None if isinstance(priorities, int) else priorities
+    pairs = list(sample_minibatches(segments_of(B), row_priorities, rows, count, seed=seed, epoch=epoch))
     index = torch.stack([index for index, _ in pairs])
     return index, torch.stack([probabilities for _, probabilities in pairs])
 
@@ -45,9 +45,9 @@ def unlikely(counts, probabilities):
 
 @given(**sizes, rows=st.integers(1, 40))
 def test_sequential_minibatches_cover_each_row_once(B, seed, epoch, rows):
-    found = list(minibatches(segments_of(B), rows, seed=seed, epoch=epoch))
-    assert sorted(torch.cat(found).tolist()) == list(range(B))
-    assert all(len(index) == rows for index in found[:-1])
+    batches = list(minibatches(segments_of(B), rows, seed=seed, epoch=epoch))
+    assert sorted(torch.cat(batches).tolist()) == list(range(B))
+    assert all(len(index) == rows for index in batches[:-1])
 
 
 @given(**sizes, part=st.floats(0, 1), count=st.integers(1, 4), alike=st.booleans())
@@ -62,11 +62,11 @@ def test_no_row_comes_twice_in_a_minibatch(B, seed, epoch, part, count, alike):
 
 
 def test_minibatches_depend_on_seed_and_epoch():
-    def seen(**other):
+    def indices(**other):
         return draw(1000, 8, 3, **other)[0]
 
-    assert torch.equal(seen(seed=3, epoch=5), seen(seed=3, epoch=5))
-    draws = torch.cat([seen(seed=seed, epoch=epoch) for seed in (3, 4) for epoch in (5, 6, 7)])
+    assert torch.equal(indices(seed=3, epoch=5), indices(seed=3, epoch=5))
+    draws = torch.cat([indices(seed=seed, epoch=epoch) for seed in (3, 4) for epoch in (5, 6, 7)])
     assert len({tuple(row) for row in draws.tolist()}) == 18
 
 
@@ -140,8 +140,8 @@ def test_priorities_by_hand():
 
 def test_alpha_zero_gives_uniform_priorities():
     advantages = torch.tensor([[1.0, -3.0], [0.0, 0.0], [float("nan"), 1.0]])
-    found = segment_priorities(advantages, torch.ones(3, 2, dtype=torch.bool), 0.0)
-    assert found.tolist() == [1.0, 1.0, 1.0]
+    priorities = segment_priorities(advantages, torch.ones(3, 2, dtype=torch.bool), 0.0)
+    assert priorities.tolist() == [1.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize("noise", [float("nan"), float("inf"), -float("inf")])

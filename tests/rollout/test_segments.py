@@ -10,21 +10,21 @@ sizes = {"B": st.integers(1, 4), "T": st.integers(1, 70), "seed": st.integers(0,
 
 def loop_back(add, keep, end):
     """y[t] = add[t] + keep[t] y[t+1], one step after the other."""
-    y, found = end.clone(), []
+    y, outputs = end.clone(), []
     for t in reversed(range(add.shape[1])):
         y = add[:, t] + keep[:, t] * y
-        found.append(y)
-    return torch.stack(found[::-1], dim=1)
+        outputs.append(y)
+    return torch.stack(outputs[::-1], dim=1)
 
 
 def plain_worth(values, valid, next_ended, next_cut_value, end_values):
     """What each step is worth to the one before it, one step after the other."""
-    worth, found = end_values.clone(), []
+    worth, outputs = end_values.clone(), []
     for t in reversed(range(values.shape[1])):
         worth = torch.where(next_ended[:, t], next_cut_value[:, t], worth)
         worth = torch.where(valid[:, t], values[:, t], worth)
-        found.append(worth)
-    return torch.stack(found[::-1], dim=1)
+        outputs.append(worth)
+    return torch.stack(outputs[::-1], dim=1)
 
 
 def random_case(B, T, seed):
@@ -79,14 +79,14 @@ def test_next_values_match_loop(B, T, seed):
     ],
 )
 def test_next_values_by_hand(there, ended, worth):
-    found = next_values(
+    result = next_values(
         torch.tensor([[1.0, 2.0, 3.0]]),
         torch.tensor([there]).bool(),
         torch.tensor([ended]).bool(),
         torch.tensor([[10.0, 20.0, 30.0]]),
         torch.tensor([8.0]),
     )
-    assert found.tolist() == [worth]
+    assert result.tolist() == [worth]
 
 
 @pytest.mark.parametrize("noise", [1e6, float("inf"), float("nan")])

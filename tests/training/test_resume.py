@@ -153,7 +153,7 @@ def ask():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_run_resumes_bit_for_bit(tmp_path, monkeypatch, kind):
-    whole = start(tmp_path, "whole", kind)
+    full_run = start(tmp_path, "whole", kind)
     with monkeypatch.context() as patched:
         # In the fourth rollout: two iterations after the last checkpoint that is due, one after a boundary.
         stopping(patched, Collector, "rollout", 4, ask)
@@ -162,8 +162,8 @@ def test_every_kind_of_run_resumes_bit_for_bit(tmp_path, monkeypatch, kind):
     assert parts.checkpoint.name == "000003"
     resumed = holdfast.train(resume=parts.folder)
     assert resumed.finished
-    assert apart(whole.folder, parts.folder) == []
-    assert {k: v for k, v in whole.metrics.items() if k.startswith("eval/")} == {
+    assert apart(full_run.folder, parts.folder) == []
+    assert {k: v for k, v in full_run.metrics.items() if k.startswith("eval/")} == {
         k: v for k, v in resumed.metrics.items() if k.startswith("eval/")
     }
 
@@ -180,7 +180,7 @@ CALLS = [
 
 
 def test_first_signal_completes_the_iteration_and_resumes_bit_for_bit(tmp_path, monkeypatch, capsys):
-    whole = run(tmp_path, "whole")
+    full_run = run(tmp_path, "whole")
     with monkeypatch.context() as patched:
         stopping(patched, Learner, "_minibatch_step", 9, request_stop)
         parts = run(tmp_path, "parts")
@@ -191,7 +191,7 @@ def test_first_signal_completes_the_iteration_and_resumes_bit_for_bit(tmp_path, 
     assert output.count(MESSAGE) == 1
     assert f"saved {parts.checkpoint}\n" in output or f"saved in {parts.checkpoint}\n" in output
     assert holdfast.train(resume=parts.folder).finished
-    assert apart(whole.folder, parts.folder) == []
+    assert apart(full_run.folder, parts.folder) == []
 
 
 def test_second_signal_during_the_final_save_does_not_break_it(tmp_path, monkeypatch):
@@ -206,7 +206,7 @@ def test_second_signal_during_the_final_save_does_not_break_it(tmp_path, monkeyp
 @given(st.data())
 def test_runs_interrupted_anywhere_and_repeatedly_resume_bit_for_bit(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("runs")
-    whole, resumed = run(folder, "whole"), None
+    full_run, resumed = run(folder, "whole"), None
     for _ in range(data.draw(st.integers(1, 3), label="interruptions")):
         cls, method, often = data.draw(st.sampled_from(CALLS), label="method")
         call = data.draw(st.integers(1, 6 * often), label="call")
@@ -215,23 +215,23 @@ def test_runs_interrupted_anywhere_and_repeatedly_resume_bit_for_bit(tmp_path_fa
             stopping(patched, cls, method, call, action)
             resumed = run(folder, "parts") if resumed is None else holdfast.train(resume=folder / "parts")
     assert holdfast.train(resume=folder / "parts").finished
-    assert apart(whole.folder, folder / "parts") == []
+    assert apart(full_run.folder, folder / "parts") == []
 
 
 def test_teachers_memory_is_restored_on_resume(tmp_path, monkeypatch):
     teachers = " + ".join(f"{run(tmp_path, name, seed=seed).folder}" for name, seed in (("a", 1), ("b", 2)))
-    whole = run(tmp_path, "whole", trainer__teachers=teachers)
+    full_run = run(tmp_path, "whole", trainer__teachers=teachers)
     with monkeypatch.context() as patched:
         stopping(patched, Collector, "rollout", 3, ask)
         parts = run(tmp_path, "parts", trainer__teachers=teachers)
     holdfast.train(resume=parts.folder)
-    assert apart(whole.folder, parts.folder) == []
+    assert apart(full_run.folder, parts.folder) == []
     manifest = json.loads((parts.folder / "checkpoints" / "latest" / "checkpoint.json").read_text())
     assert "live_memories.safetensors" in manifest["files"]
 
 
 def test_an_error_in_an_update_loses_no_complete_iteration(tmp_path, monkeypatch):
-    whole = run(tmp_path, "whole")
+    full_run = run(tmp_path, "whole")
 
     def fail():
         raise CrashError
@@ -240,7 +240,7 @@ def test_an_error_in_an_update_loses_no_complete_iteration(tmp_path, monkeypatch
     with pytest.raises(CrashError):
         run(tmp_path, "parts")
     holdfast.train(resume=tmp_path / "parts")
-    assert apart(whole.folder, tmp_path / "parts") == []
+    assert apart(full_run.folder, tmp_path / "parts") == []
 
 
 def test_resuming_a_finished_run_evaluates_it_again_and_changes_nothing(tmp_path, capsys):
@@ -413,7 +413,7 @@ def test_trackers_of_a_resumed_run_have_every_step_once(tmp_path, monkeypatch):
 def test_a_teachers_run_may_continue_or_be_deleted_before_resume(tmp_path, monkeypatch):
     teacher = run(tmp_path, "teacher", seed=1)
     keys = {"trainer__teachers": str(teacher.folder)}
-    whole = run(tmp_path, "whole", **keys)
+    full_run = run(tmp_path, "whole", **keys)
     for name in ("continued", "deleted"):
         with monkeypatch.context() as patched:
             stopping(patched, Collector, "rollout", 3, ask)
@@ -423,7 +423,7 @@ def test_a_teachers_run_may_continue_or_be_deleted_before_resume(tmp_path, monke
         else:
             shutil.rmtree(teacher.folder)
         assert holdfast.train(resume=parts.folder).finished
-        assert apart(whole.folder, parts.folder) == []
+        assert apart(full_run.folder, parts.folder) == []
         if name == "continued":
             shutil.rmtree(teacher.folder)
             teacher = run(tmp_path, "teacher", seed=1)
@@ -481,9 +481,9 @@ def test_a_state_without_any_one_field_is_refused_in_one_line(tmp_path, name):
     list(iterate(trainer, 1))
     saved = write_checkpoint(tmp_path, trainer.snapshot(None, {}), {"config.json": b"{}"}, {})
     saved, messages = open_checkpoint(saved), []
-    whole = getattr(saved, name)()
-    for number in range(len(list(fields_of(whole)))):
-        tree = copy.deepcopy(whole)
+    full_state = getattr(saved, name)()
+    for number in range(len(list(fields_of(full_state)))):
+        tree = copy.deepcopy(full_state)
         branch, key = list(fields_of(tree))[number]
         if isinstance(branch[key], list | tuple):
             branch[key] = type(branch[key])()

@@ -153,21 +153,21 @@ class PaysByAction(Scripted):
         self.tables["terminated"][:, 0] = False
 
     def step(self, actions):
-        told = super().step(actions)
-        return dataclasses.replace(told, reward=actions * 3.0 ** ((self.t - 1) % 4))
+        base_step = super().step(actions)
+        return dataclasses.replace(base_step, reward=actions * 3.0 ** ((self.t - 1) % 4))
 
 
 def share_of_episodes_not_played_as_if_they_were_the_first():
     agents, episodes = 16, 5
     policy, world = make_reader().double(), PaysByAction(agents, 4 * episodes + 1)
-    found = evaluate(policy, world, episodes=agents * episodes).returns.unflatten(0, (episodes, agents))
+    returns = evaluate(policy, world, episodes=agents * episodes).returns.unflatten(0, (episodes, agents))
     steps = torch.arange(4 * episodes).unflatten(0, (episodes, 1, 4))
     obs = (1000.0 * torch.arange(agents)[:, None] + steps).reshape(-1, 4, 1)
     first = (torch.arange(4) == 0).expand(len(obs), -1)
     with torch.no_grad():
         thoughts, _ = policy.unroll(obs, first, policy.lstm.cell.initial(len(obs)))
     alone = (thoughts.logits.argmax(-1) * 3.0 ** torch.arange(4)).sum(-1)
-    return float((found.flatten() != alone).double().mean())
+    return float((returns.flatten() != alone).double().mean())
 
 
 def evaluation_never_resets():
@@ -183,13 +183,13 @@ class SlotBySlice:
     is_replaying = False
 
     def __init__(self, cell):
-        self.cell, self.kept = cell, {}
+        self.cell, self.states = cell, {}
 
     def read(self, start, length):
-        return self.kept[start] if start in self.kept else self.cell.initial(length)
+        return self.states[start] if start in self.states else self.cell.initial(length)
 
     def write(self, start, state):
-        self.kept[start] = state.detach()
+        self.states[start] = state.detach()
 
 
 def slot_by_slice():
@@ -199,28 +199,28 @@ def slot_by_slice():
 def seen_at(t, start=0, length=4, **flags):
     """Make a batch of some agents' step t."""
     number = 1000.0 * torch.arange(start, start + length) + t
-    given = {"env_obs": number[:, None], "first": torch.full((length,), t == 0), "draws": torch.zeros(length)}
-    given["training_env_id_start"] = torch.full((length,), start)
-    return TensorDict(given | flags, batch_size=[length])
+    fields = {"env_obs": number[:, None], "first": torch.full((length,), t == 0), "draws": torch.zeros(length)}
+    fields["training_env_id_start"] = torch.full((length,), start)
+    return TensorDict(fields | flags, batch_size=[length])
 
 
 @torch.no_grad()
-def said(policy, batch):
+def values_of(policy, batch):
     return policy(batch)["values"].clone()
 
 
 def lived_in_one_slice(steps=6):
     policy = make_reader().double()
-    return torch.stack([said(policy, seen_at(t)) for t in range(steps)])
+    return torch.stack([values_of(policy, seen_at(t)) for t in range(steps)])
 
 
 def difference_when_slices_change():
     """Four agents act as a batch, then the last two in their own slice: 0 if that is an error."""
     policy, right = make_reader().double(), lived_in_one_slice()
     for t in range(5):
-        said(policy, seen_at(t))
+        values_of(policy, seen_at(t))
     try:
-        late = said(policy, seen_at(5, start=2, length=2))
+        late = values_of(policy, seen_at(5, start=2, length=2))
     except ContractError:
         return 0.0
     return float((late - right[5, 2:]).abs().max())
@@ -244,7 +244,7 @@ def _is_taken(store, state):
 
 def difference_when_each_agent_is_served_alone():
     policy, right = make_reader().double(), lived_in_one_slice()
-    alone = [[said(policy, seen_at(t, start=a, length=1)) for a in range(4)] for t in range(6)]
+    alone = [[values_of(policy, seen_at(t, start=a, length=1)) for a in range(4)] for t in range(6)]
     return float((torch.stack([torch.cat(row) for row in alone]) - right).abs().max())
 
 
@@ -254,14 +254,14 @@ def one_memory_for_all_in_play():
 
 def difference_without_env_id():
     """Two slices served in turn by batches without an id: 0 if they are refused."""
-    policy, right, found = make_reader().double(), lived_in_one_slice(), []
+    policy, right, values = make_reader().double(), lived_in_one_slice(), []
     try:
         for t in range(6):
             turns = (seen_at(t, start, 2).exclude("training_env_id_start") for start in (0, 2))
-            found.append(torch.cat([said(policy, batch) for batch in turns]))
+            values.append(torch.cat([values_of(policy, batch) for batch in turns]))
     except ContractError:
         return 0.0
-    return float((torch.stack(found) - right).abs().max())
+    return float((torch.stack(values) - right).abs().max())
 
 
 def slice_zero_by_default():
@@ -282,16 +282,16 @@ def difference_with_one_flag():
         for t in range(8):
             batch = seen_at(t).exclude("first")
             batch[flag] = torch.full((4,), t == 3)
-            now = said(policy, batch)
+            now = values_of(policy, batch)
             if t >= 3:
-                begun = said(fresh, seen_at(t, first=torch.full((4,), t == 3)))
+                begun = values_of(fresh, seen_at(t, first=torch.full((4,), t == 3)))
                 worst = max(worst, float((now - begun).abs().max()))
     return worst
 
 
 def both_flags_required():
     def strict(td, clear_on):
-        known = "first" in td or ("dones" in td and "truncateds" in td)
-        return reset_mask(td, clear_on) if known else torch.zeros(td.batch_size, dtype=torch.bool)
+        has_flags = "first" in td or ("dones" in td and "truncateds" in td)
+        return reset_mask(td, clear_on) if has_flags else torch.zeros(td.batch_size, dtype=torch.bool)
 
     return mock.patch.object(recurrent_policy, "reset_mask", strict)

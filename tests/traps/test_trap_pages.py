@@ -32,8 +32,8 @@ def test_museum_page_matches_the_trap_catalogue(trap):
     assert title.lower() == f"{trap.number}. {trap.name.lower()}"
     assert rest.strip().splitlines()[0] == trap.story
     limit, source = f"(bound {trap.bound:g}): {trap.size}", f"seen in: {trap.reported_in}"
-    for told in (f"caught by: {trap.caught}", limit, source):
-        assert f"{told}\n" in f"{rest}\n"
+    for line in (f"caught by: {trap.caught}", limit, source):
+        assert f"{line}\n" in f"{rest}\n"
     assert f"test: `tests/traps/test_traps.py::{trap.test}`\n" in rest
 
 

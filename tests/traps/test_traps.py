@@ -112,6 +112,6 @@ def test_trap_18_both_flags_required_for_a_reset():
     with pytest.raises(ContractError, match="none of first, dones, truncateds"):
         reset_mask(batch, "episode")
     one, other = torch.arange(4) == 2, torch.arange(4) == 3
-    for told in ({"dones": one}, {"truncateds": one}, {"dones": one, "truncateds": other}):
-        batch = memory_traps.seen_at(0, **told).exclude("first")
-        assert torch.equal(reset_mask(batch, "episode"), one | other if len(told) == 2 else one)
+    for flags in ({"dones": one}, {"truncateds": one}, {"dones": one, "truncateds": other}):
+        batch = memory_traps.seen_at(0, **flags).exclude("first")
+        assert torch.equal(reset_mask(batch, "episode"), one | other if len(flags) == 2 else one)

@@ -40,8 +40,8 @@ def remembered_numbers_in_saved_weights():
     file.seek(0)
     copies = torch.load(file, weights_only=False), pickle.loads(pickle.dumps(policy)), copy.deepcopy(policy)
     trees = [each.store.snapshot().tree for each in copies]
-    lived, never = (sum(leaf.numel() for leaf in each.state_dict().values()) for each in (policy, newborn))
-    return float(lived - never + sum(leaf.numel() for tree in trees for leaf in tree.values()))
+    size_after, size_before = (sum(leaf.numel() for leaf in each.state_dict().values()) for each in (policy, newborn))
+    return float(size_after - size_before + sum(leaf.numel() for tree in trees for leaf in tree.values()))
 
 
 def state_pickled_with_weights():
@@ -57,9 +57,9 @@ def share_of_steps_lost():
     world = Scripted(6, 2 * T + 1)
     collector = Collector(world, make_reader(), length=2 * T, horizon=T, seed=0)
     numbers = collector.rollout(0).steps["env_obs"].squeeze(-1)
-    whole = (numbers == numbers[:, :1] + torch.arange(T)).all(1)
+    complete = (numbers == numbers[:, :1] + torch.arange(T)).all(1)
     assert world.t == 2 * T
-    return 1 - numbers[whole].unique().numel() / (world.agents * world.t)
+    return 1 - numbers[complete].unique().numel() / (world.agents * world.t)
 
 
 def rows_overwritten():
@@ -104,10 +104,10 @@ def error_of_refreshed_values_and_ratios():
     """What the buffer holds after two epochs, against what weights after one say of it."""
     once, segments = learned(update_epochs=1)
     with torch.no_grad():
-        said = replay(once, segments)
-    ratio = (said["act_log_prob"] - segments.steps["act_log_prob"]).exp()
+        outputs = replay(once, segments)
+    ratio = (outputs["act_log_prob"] - segments.steps["act_log_prob"]).exp()
     _, after = learned(update_epochs=2)
-    errors = after.steps["values_now"] - said["values"], after.steps["ratio"] - ratio
+    errors = after.steps["values_now"] - outputs["values"], after.steps["ratio"] - ratio
     return max(float(error.abs().max()) for error in errors)
 
 
@@ -123,10 +123,10 @@ def update_on_a_copy():
 
 def error_of_accumulated_gradients():
     """How far a minibatch's gradient in four pieces is from that of the whole, relative to its length."""
-    whole, pieces = (
+    full_gradient, pieces = (
         torch.cat([weight.grad.flatten() for weight in learned(accumulate=count)[0].parameters()]) for count in (1, 4)
     )
-    return float((pieces - whole).norm() / whole.norm())
+    return float((pieces - full_gradient).norm() / full_gradient.norm())
 
 
 def zero_grad_before_every_backward():
@@ -229,11 +229,11 @@ def swapped_axes_of_the_advantage():
 class KeepsWhatItSaid(Reader):
     """Keeps its values, as statistics do."""
 
-    said = []  # noqa: RUF012  # of all copies: an evaluation plays with one
+    recorded_values = []  # noqa: RUF012  # of all copies: an evaluation plays with one
 
     def decode(self, features):
         thoughts = super().decode(features)
-        self.said.append(thoughts.values)
+        self.recorded_values.append(thoughts.values)
         return thoughts
 
 
@@ -246,17 +246,17 @@ class Ending(Scripted):
 
 
 def graph_nodes_held_by_an_evaluation():
-    KeepsWhatItSaid.said.clear()
+    KeepsWhatItSaid.recorded_values.clear()
     sys.modules[evaluate.__module__].evaluate(KeepsWhatItSaid(), Ending(2, 31), episodes=20)
-    assert len(KeepsWhatItSaid.said) == 30
-    ahead = [values.grad_fn for values in KeepsWhatItSaid.said if values.grad_fn is not None]
-    found = set()
+    assert len(KeepsWhatItSaid.recorded_values) == 30
+    ahead = [values.grad_fn for values in KeepsWhatItSaid.recorded_values if values.grad_fn is not None]
+    nodes = set()
     while ahead:
         node = ahead.pop()
-        if node not in found:
-            found.add(node)
+        if node not in nodes:
+            nodes.add(node)
             ahead += [each for each, _ in node.next_functions if each is not None]
-    return float(len(found))
+    return float(len(nodes))
 
 
 def evaluation_with_gradients():

@@ -9,9 +9,9 @@ HEADING = "## Traps of a trainer"
 
 def section_of(trap):
     """Return the section of one trap."""
-    _, found, told = (ROOT / "docs" / "museum" / "index.md").read_text().partition(f"\n{HEADING}\n")
-    assert found, "make museum ARGS=traps"
-    (section,) = [part for part in told.split("\n### ")[1:] if part.startswith(f"{trap.number}. ")]
+    _, separator, text = (ROOT / "docs" / "museum" / "index.md").read_text().partition(f"\n{HEADING}\n")
+    assert separator, "make museum ARGS=traps"
+    (section,) = [part for part in text.split("\n### ")[1:] if part.startswith(f"{trap.number}. ")]
     return section
 
 

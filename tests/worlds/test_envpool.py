@@ -181,8 +181,8 @@ def test_step_waits_for_all_agents_and_send_rejects_busy_ones():
 def test_keep_and_previous_inputs_of_envpool():
     world = poles(2, keep=(0, 2), previous_action=True, vector="async")
     assert not isinstance(world, AsyncWorld)
-    whole = poles(2).reset().obs
-    assert torch.equal(world.reset().obs["obs"], whole[:, [0, 2]])
+    full_obs = poles(2).reset().obs
+    assert torch.equal(world.reset().obs["obs"], full_obs[:, [0, 2]])
     step = world.step(torch.tensor([0, 1]))
     assert step.obs["previous_action"].tolist() == [[1, 0], [0, 1]]
 

@@ -65,7 +65,7 @@ def test_mixture_of_one_world_twice():
             assert torch.equal(getattr(step, name), torch.cat([getattr(each, name) for each in others]))
         actions = act(step.obs, step.first)
         step = mixed.step(actions)
-        others = [world.step(mine) for world, mine in zip(alone, actions.split([8, 4]), strict=True)]
+        others = [world.step(part_actions) for world, part_actions in zip(alone, actions.split([8, 4]), strict=True)]
 
 
 def test_mixture_merges_features_and_actions_by_name():

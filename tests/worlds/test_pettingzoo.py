@@ -129,14 +129,14 @@ def same(one, other, rows=slice(None)):
 def test_shard_steps_equal_those_of_the_whole_world(script, before, after):
     options = {"env": Visits, "options": {"script": script}, "seed": 3}
     envs = before + 1 + after
-    whole, shard = PettingZooWorld(3 * envs, **options), PettingZooWorld(3, **options)
+    full_world, shard = PettingZooWorld(3 * envs, **options), PettingZooWorld(3, **options)
     assert isinstance(shard, Shardable)
     shard.set_agent_offset(3 * before)
     rows = slice(3 * before, 3 * before + 3)
-    assert same(whole.reset(), shard.reset(), rows)
+    assert same(full_world.reset(), shard.reset(), rows)
     actions = torch.randint(3, (12, 3 * envs), generator=torch.Generator().manual_seed(0))
     for step_actions in actions:
-        assert same(whole.step(step_actions), shard.step(step_actions[rows]), rows)
+        assert same(full_world.step(step_actions), shard.step(step_actions[rows]), rows)
 
 
 def test_shard_starts_at_an_environment():

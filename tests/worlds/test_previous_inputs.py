@@ -21,13 +21,13 @@ from holdfast.worlds.previous_inputs import WithPreviousInputs
 EVERYTHING = {"previous_action": True, "previous_reward": True, "tell_first": True}
 
 
-def by_hand(told, actions, count):
+def by_hand(steps, actions, count):
     """The expected inputs of each agent, row by row, from the steps of its world."""
     shown = []
-    for agent in range(len(told[0].first)):
+    for agent in range(len(steps[0].first)):
         action, reward, rows = [0.0] * count, 0.0, []
-        for t, step in enumerate(told):
-            if t and told[t - 1].valid[agent]:
+        for t, step in enumerate(steps):
+            if t and steps[t - 1].valid[agent]:
                 action = [float(int(actions[t - 1][agent]) == number) for number in range(count)]
                 reward = float(step.reward[agent])
             led = (action, reward)
@@ -50,12 +50,12 @@ def test_previous_inputs_across_ends_and_invalid_rows(seed):
     plain = random_script(4, steps + 1, seed)
     world = WithPreviousInputs(random_script(4, steps + 1, seed), **EVERYTHING)
     assert isinstance(world, World)
-    told, shown = [plain.reset()], [world.reset()]
+    plain_steps, shown = [plain.reset()], [world.reset()]
     for taken in actions:
-        told.append(plain.step(taken))
+        plain_steps.append(plain.step(taken))
         shown.append(world.step(taken))
-    for agent, rows in enumerate(by_hand(told, actions, 3)):
-        for before, step, (now, led) in zip(told, shown, rows, strict=True):
+    for agent, rows in enumerate(by_hand(plain_steps, actions, 3)):
+        for before, step, (now, led) in zip(plain_steps, shown, rows, strict=True):
             assert shown_by(step.obs, agent) == now
             assert shown_by(step.last_obs, agent) == led
             assert torch.equal(step.obs["obs"], before.obs)
@@ -120,8 +120,8 @@ class Carries(WithPreviousInputs):
     """Shows the last action of the previous episode at an episode start."""
 
     def _make_step(self, step, action, reward):
-        told = super()._make_step(replace(step, first=torch.zeros_like(step.first)), action, reward)
-        return replace(told, first=step.first)
+        result = super()._make_step(replace(step, first=torch.zeros_like(step.first)), action, reward)
+        return replace(result, first=step.first)
 
 
 @pytest.mark.parametrize("kind", [Forgets, Carries])

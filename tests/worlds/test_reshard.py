@@ -48,8 +48,8 @@ def acts(spec, agents, clock):
 def test_world_goes_on_in_any_number_of_shards(name):
     agents_per_env, options = OTHERS.get(name, (24, {"length": 12}) if name == "arena" else (1, {}))
     agents = 4 * agents_per_env
-    whole = CheckedWorld(make_world(name, agents, seed=3, **options))
-    step, clock, state = whole.reset(), 0, None
+    full_world = CheckedWorld(make_world(name, agents, seed=3, **options))
+    step, clock, state = full_world.reset(), 0, None
     # Whole, two groups of two workers, whole, two workers, four workers.
     for count, groups in ((1, 1), (4, 2), (1, 1), (2, 1), (4, 1)):
         worlds = make_shards(name, agents, count, options)
@@ -59,9 +59,9 @@ def test_world_goes_on_in_any_number_of_shards(name):
                 assert world.restore(shard) is None
         for _ in range(7):
             rows = torch.arange(agents).split(agents // count)
-            step = whole.step(acts(whole.spec, torch.arange(agents), clock))
+            step = full_world.step(acts(full_world.spec, torch.arange(agents), clock))
             for world, part in zip(worlds, rows, strict=True):
-                shard_step, expected = world.step(acts(whole.spec, part, clock)), select(step, part)
+                shard_step, expected = world.step(acts(full_world.spec, part, clock)), select(step, part)
                 assert all(getattr(shard_step, flag).equal(getattr(expected, flag)) for flag in FLAGS)
                 assert bool((shard_step.obs == expected.obs).all())
             clock += 1
@@ -70,9 +70,9 @@ def test_world_goes_on_in_any_number_of_shards(name):
 
 def test_whole_world_restores_the_state_of_workers():
     worlds = make_shards("recall", 4, 2, {})
-    (whole,) = make_shards("recall", 4, 1, {})
-    assert whole.restore(saved_by(worlds, 1)) is None
-    assert whole.state()["world"]["tensors"]["_agent"].tolist() == [0, 1, 2, 3]
+    (world,) = make_shards("recall", 4, 1, {})
+    assert world.restore(saved_by(worlds, 1)) is None
+    assert world.state()["world"]["tensors"]["_agent"].tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("change", [{"restart_counts": [0, 1]}, {"shards": [[{"steps": 1}], [None]]}])

@@ -49,15 +49,15 @@ def some_actions(world, steps, seed=0):
     return list(torch.randint(len(world.spec.action_names), (steps, world.agents), generator=dice))
 
 
-def lived(world, actions):
+def take_steps(world, actions):
     return [world.step(each) for each in actions]
 
 
 def leaves(step):
-    found = {}
+    result = {}
     for field in fields(Step):
-        found |= flat_leaves(getattr(step, field.name), field.name) if getattr(step, field.name) is not None else {}
-    return found
+        result |= flat_leaves(getattr(step, field.name), field.name) if getattr(step, field.name) is not None else {}
+    return result
 
 
 def same_step(one, other):
@@ -92,18 +92,18 @@ def interrupted(make, before, after, seed=0):
         for action in actions[:before]:
             pending = one.step(action)
         state = save_world(one)
-        kept, asked = deepcopy(state), deepcopy(pending)
-        whole = lived(one, actions[before:])
-        assert same_tree(state, kept), "the state changed when the world went on"
-        step, anew = resume_world(other, kept, asked)
-        rest = lived(other, actions[before:])
-        assert same_tree(state, kept), "the state changed when another world went on from it"
-    return [pending, *whole], [step, *rest], anew
+        state_copy, pending_copy = deepcopy(state), deepcopy(pending)
+        full_run = take_steps(one, actions[before:])
+        assert same_tree(state, state_copy), "the state changed when the world went on"
+        step, restarted = resume_world(other, state_copy, pending_copy)
+        rest = take_steps(other, actions[before:])
+        assert same_tree(state, state_copy), "the state changed when another world went on from it"
+    return [pending, *full_run], [step, *rest], restarted
 
 
 def goes_on(make, before, after, seed=0):
-    whole, rest, anew = interrupted(make, before, after, seed)
-    return anew is None and same_steps(whole, rest)
+    full_run, rest, restarted = interrupted(make, before, after, seed)
+    return restarted is None and same_steps(full_run, rest)
 
 
 @pytest.mark.parametrize("name", sorted(WORLD_CONFIGS))
@@ -126,15 +126,15 @@ def test_restore_into_a_used_world(name):
     one, other = (make_world(name, agents=24, **SHORT[name]) for _ in range(2))
     actions = some_actions(one, 30)
     one.reset()
-    lived(one, actions[:11])
+    take_steps(one, actions[:11])
     state = save_world(one)
-    whole = lived(one, actions[11:])
+    full_run = take_steps(one, actions[11:])
     other.reset()
-    told = lived(other, actions[::-1])
-    kept = deepcopy(told)
+    steps = take_steps(other, actions[::-1])
+    copies = deepcopy(steps)
     assert restore_world(other, state) is None
-    assert same_steps(lived(other, actions[11:]), whole)
-    assert same_steps(told, kept)
+    assert same_steps(take_steps(other, actions[11:]), full_run)
+    assert same_steps(steps, copies)
 
 
 def cart_poles(**options):
@@ -156,21 +156,21 @@ def test_restore_around_an_episode_end(mode, before):
     def make():
         return cart_poles(autoreset=mode, options={"max_episode_steps": 10})
 
-    whole, rest, anew = interrupted(make, before, 25)
-    assert anew is None
-    assert same_steps(whole, rest)
+    full_run, rest, restarted = interrupted(make, before, 25)
+    assert restarted is None
+    assert same_steps(full_run, rest)
 
 
 def test_restore_clears_a_pending_reset():
     one, other = (cart_poles(autoreset="next_step", options={"max_episode_steps": 6}) for _ in range(2))
     actions = some_actions(one, 30)
     one.reset()
-    lived(one, actions[:9])
+    take_steps(one, actions[:9])
     state = save_world(one)
     other.reset()
-    assert not lived(other, actions[:6])[-1].valid.any()
+    assert not take_steps(other, actions[:6])[-1].valid.any()
     assert restore_world(other, state) is None
-    assert same_steps(lived(one, actions[9:]), lived(other, actions[9:]))
+    assert same_steps(take_steps(one, actions[9:]), take_steps(other, actions[9:]))
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -223,8 +223,8 @@ def test_restore_with_dict_observations(mode, seed, before):
 @pytest.mark.parametrize("before", [0, 3, 4])
 def test_restore_multidiscrete_before_the_first_action(before):
     make = lambda: GymWorld(2, env=lambda: Sampling(spaces.Discrete(5), spaces.MultiDiscrete([3, 300])))  # noqa: E731
-    whole, rest, _ = interrupted(make, before, 0)
-    assert len(whole) == len(rest) == 1
+    full_run, rest, _ = interrupted(make, before, 0)
+    assert len(full_run) == len(rest) == 1
 
 
 class Hidden(Counting):
@@ -243,15 +243,15 @@ def hidden(kind=Hidden, script=((50, TERMINATED),)):
 
 
 def test_environment_with_hidden_rng_restarts_alone():
-    whole, rest, anew = interrupted(lambda: checked(GymWorld(3, env=hidden())), 5, 4)
-    assert anew.mask.tolist() == [False, True, False]
-    assert "differs: it depends on more than seed and actions (1 of 3 agents)" in anew.reason
+    full_run, rest, restarted = interrupted(lambda: checked(GymWorld(3, env=hidden())), 5, 4)
+    assert restarted.mask.tolist() == [False, True, False]
+    assert "differs: it depends on more than seed and actions (1 of 3 agents)" in restarted.reason
     step = rest[0]
     assert step.first.tolist() == [False, True, False]
     assert step.obs[1, 0] == 1000
-    assert (step.reward[1], step.reward[0]) == (0, whole[0].reward[0])
-    assert torch.equal(step.obs[::2], whole[0].obs[::2])
-    for one, other in zip(whole, rest, strict=True):
+    assert (step.reward[1], step.reward[0]) == (0, full_run[0].reward[0])
+    assert torch.equal(step.obs[::2], full_run[0].obs[::2])
+    for one, other in zip(full_run, rest, strict=True):
         assert torch.equal(one.obs[::2], other.obs[::2])
     assert [int(each.obs[1, 0]) for each in rest] == [1000, 1001, 1002, 1003, 1004]
 
@@ -282,8 +282,8 @@ class Cued(gymnasium.Env):
     def show(self, cue):
         if self.tell == "number":
             return int(1000 * cue)
-        seen = np.array([cue], np.float32)
-        return {"dict": {"a": seen}, "tuple": (seen,)}.get(self.tell, seen)
+        obs = np.array([cue], np.float32)
+        return {"dict": {"a": obs}, "tuple": (obs,)}.get(self.tell, obs)
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -301,10 +301,10 @@ class Cued(gymnasium.Env):
 def test_replay_detects_a_hidden_difference(tell):
     with closing_world(GymWorld(1, env=Cued, options={"tell": tell})) as world:
         world.reset()
-        lived(world, some_actions(world, 6))
-        anew = restore_world(world, save_world(world))
-        assert anew.mask.all()
-        assert "differs: it depends on more than seed and actions" in anew.reason
+        take_steps(world, some_actions(world, 6))
+        restarted = restore_world(world, save_world(world))
+        assert restarted.mask.all()
+        assert "differs: it depends on more than seed and actions" in restarted.reason
 
 
 class Fails(Counting):
@@ -328,23 +328,23 @@ class Shorter(Counting):
         return super().reset(seed=seed)
 
 
-@pytest.mark.parametrize(("kind", "told"), [(Paid, "episode differs"), (Fails, "AssertionError: no more")])
-def test_replay_detects_rewards_and_errors(kind, told):
+@pytest.mark.parametrize(("kind", "message"), [(Paid, "episode differs"), (Fails, "AssertionError: no more")])
+def test_replay_detects_rewards_and_errors(kind, message):
     Fails.steps = 0
     world = GymWorld(1, env=kind, options={"script": ((50, TERMINATED),)})
     world.reset()
-    lived(world, some_actions(world, 5))
+    take_steps(world, some_actions(world, 5))
     other = GymWorld(1, env=kind, options={"script": ((50, TERMINATED),)})
-    anew = restore_world(other, save_world(world))
-    assert anew.mask.all()
-    assert told in anew.reason
+    restarted = restore_world(other, save_world(world))
+    assert restarted.mask.all()
+    assert message in restarted.reason
 
 
 def test_replay_detects_an_earlier_end():
     Shorter.lengths = iter([50])
     world, other = (GymWorld(1, env=Shorter) for _ in range(2))
     world.reset()
-    lived(world, some_actions(world, 5))
+    take_steps(world, some_actions(world, 5))
     assert "ends earlier" in restore_world(other, save_world(world)).reason
 
 
@@ -362,7 +362,7 @@ def test_replay_detects_another_kind_of_end():
     Otherwise.ends = iter([TERMINATED])
     world, other = (GymWorld(1, env=Otherwise, autoreset="next_step") for _ in range(2))
     world.reset()
-    assert lived(world, some_actions(world, 3))[-1].terminated.all()
+    assert take_steps(world, some_actions(world, 3))[-1].terminated.all()
     assert "episode differs" in restore_world(other, save_world(world)).reason
 
 
@@ -370,13 +370,13 @@ def test_episode_log_is_bounded(monkeypatch):
     monkeypatch.setattr(episode_log, "MAX_LOGGED_ACTIONS", 300)
     make = lambda: GymWorld(2, env=Counting, options={"script": ((10**6, TERMINATED),)})  # noqa: E731
     assert goes_on(make, 300, 3)
-    _, rest, anew = interrupted(make, 301, 3)
-    assert anew.mask.all()
-    assert "more than" in anew.reason
-    assert "(2 of 2 agents)" in anew.reason
+    _, rest, restarted = interrupted(make, 301, 3)
+    assert restarted.mask.all()
+    assert "more than" in restarted.reason
+    assert "(2 of 2 agents)" in restarted.reason
     world = make()
     world.reset()
-    lived(world, some_actions(world, 2000))
+    take_steps(world, some_actions(world, 2000))
     assert all(each["actions"] is None for each in save_world(world)["envs"])
     assert rest[0].first.all()
 
@@ -395,10 +395,10 @@ def test_restarted_agents_get_new_episodes(monkeypatch):
 def test_restarted_agents_are_not_reset_twice(monkeypatch):
     monkeypatch.setattr(episode_log, "MAX_LOGGED_ACTIONS", 2)
     options = {"autoreset": "next_step", "options": {"max_episode_steps": 5}}
-    whole, rest, anew = interrupted(lambda: checked(cart_poles(**options)), 5, 2)
-    assert whole[0].truncated.all()
-    assert whole[1].first.all()
-    assert anew.mask.all()
+    full_run, rest, restarted = interrupted(lambda: checked(cart_poles(**options)), 5, 2)
+    assert full_run[0].truncated.all()
+    assert full_run[1].first.all()
+    assert restarted.mask.all()
     assert rest[0].first.all()
     assert not rest[1].first.any()
 
@@ -410,9 +410,9 @@ def ready():
 
 @pytest.mark.parametrize("make", [lambda: cart_poles(vector="native"), ready])
 def test_vector_env_instances_restart_with_another_seed(make):
-    _, rest, anew = interrupted(lambda: checked(make()), 30, 20)
-    assert anew.mask.all()
-    assert "cannot save the state of its environments" in anew.reason
+    _, rest, restarted = interrupted(lambda: checked(make()), 30, 20)
+    assert restarted.mask.all()
+    assert "cannot save the state of its environments" in restarted.reason
     first = make().reset()
     assert rest[0].first.all()
     assert rest[0].valid.all()
@@ -441,7 +441,7 @@ class Bare:
         return Step(obs, obs[:, 0].clone(), no, no, first, ~no, no)
 
 
-class Kept(Bare):
+class Stateful(Bare):
     """The same, and it can."""
 
     def state(self):
@@ -452,15 +452,15 @@ class Kept(Bare):
 
 
 def test_restore_user_world():
-    assert isinstance(Kept(), Restorable)
-    assert goes_on(Kept, 3, 4)
-    assert goes_on(lambda: checked(Kept()), 3, 4)
+    assert isinstance(Stateful(), Restorable)
+    assert goes_on(Stateful, 3, 4)
+    assert goes_on(lambda: checked(Stateful()), 3, 4)
     for make in (Bare, lambda: checked(Bare()), lambda: inputs_of(Bare())):
         world = make()
         world.reset()
         assert save_world(world) is None
-        _, rest, anew = interrupted(make, 3, 4)
-        assert (anew.reason, anew.mask.tolist()) == (NOT_RESTORABLE, [True, True])
+        _, rest, restarted = interrupted(make, 3, 4)
+        assert (restarted.reason, restarted.mask.tolist()) == (NOT_RESTORABLE, [True, True])
         assert rest[0].first.all()
         assert not rest[0].reward.any()
 
@@ -479,18 +479,18 @@ def inputs_of(world):
     return WithPreviousInputs(world, previous_action=True, previous_reward=True, tell_first=True)
 
 
-def mixture_of_kept_and_bare():
-    return Mixture([Kept(), Bare(3)], ["kept", "bare"], lambda number, clock: Bare(3))
+def mixture_of_stateful_and_bare():
+    return Mixture([Stateful(), Bare(3)], ["stateful", "bare"], lambda number, clock: Bare(3))
 
 
 def test_mixture_restarts_only_parts_without_state():
-    whole, rest, anew = interrupted(lambda: checked(mixture_of_kept_and_bare()), 5, 4)
-    assert anew.mask.tolist() == [False, False, True, True, True]
-    assert anew.reason == f"bare: {NOT_RESTORABLE}"
+    full_run, rest, restarted = interrupted(lambda: checked(mixture_of_stateful_and_bare()), 5, 4)
+    assert restarted.mask.tolist() == [False, False, True, True, True]
+    assert restarted.reason == f"bare: {NOT_RESTORABLE}"
     assert rest[0].obs[:, 0].tolist() == [5, 5, 0, 0, 0]
     assert rest[0].reward.tolist() == [5, 5, 0, 0, 0]
-    assert rest[0].first.tolist() == anew.mask.tolist()
-    assert [step.obs[0, 0] for step in rest] == [step.obs[0, 0] for step in whole]
+    assert rest[0].first.tolist() == restarted.mask.tolist()
+    assert [step.obs[0, 0] for step in rest] == [step.obs[0, 0] for step in full_run]
 
 
 class Sown(Bare):
@@ -511,7 +511,7 @@ class Sown(Bare):
         self.closed = True
 
 
-class Grown(Kept):
+class Grown(Stateful):
     """Can say where it is, and takes a seed."""
 
     def __init__(self, agents, *, seed=0):
@@ -525,9 +525,9 @@ def test_mixture_remakes_parts_without_state():
     opened = []
     for before in (4, 5, 5):
         Sown.made.clear()
-        whole, rest, anew = interrupted(make, before, 3)
-        assert anew.mask.tolist() == [False, False, True, True]
-        assert "again" not in anew.reason
+        full_run, rest, restarted = interrupted(make, before, 3)
+        assert restarted.mask.tolist() == [False, False, True, True]
+        assert "again" not in restarted.reason
         again = rng.derive_seed(3, rng.STREAM_RESUMED, before)
         assert [each.seed for each in Sown.made] == [
             *[rng.derive_seed(3, rng.STREAM_PART, 1)] * 2,
@@ -535,8 +535,8 @@ def test_mixture_remakes_parts_without_state():
         ]
         # The one whose place was taken was closed, and so were all in the end.
         assert all(each.closed for each in Sown.made)
-        assert not torch.equal(rest[0].obs[2:], whole[0].obs[2:])
-        assert all(torch.equal(one.obs[:2], two.obs[:2]) for one, two in zip(whole, rest, strict=True))
+        assert not torch.equal(rest[0].obs[2:], full_run[0].obs[2:])
+        assert all(torch.equal(one.obs[:2], two.obs[:2]) for one, two in zip(full_run, rest, strict=True))
         assert all(torch.equal(step.obs[2:], rest[0].obs[2:]) for step in rest)
         opened.append(rest[0].obs[2:])
     assert not torch.equal(opened[0], opened[1])
@@ -544,17 +544,17 @@ def test_mixture_remakes_parts_without_state():
 
 
 def test_mixture_restores_its_clock():
-    one, other = mixture_of_kept_and_bare(), mixture_of_kept_and_bare()
+    one, other = mixture_of_stateful_and_bare(), mixture_of_stateful_and_bare()
     one.reset()
-    lived(one, some_actions(one, 4))
+    take_steps(one, some_actions(one, 4))
     restore_world(other, save_world(one))
-    lived(other, some_actions(one, 2))
+    take_steps(other, some_actions(one, 2))
     assert save_world(other)["clock"] == 6
     other.reset()
     assert save_world(other)["clock"] == 0
 
 
-class Ends(Kept):
+class Ends(Stateful):
     """Puts nobody back but says in which row; before, agent 0 has just ended."""
 
     def tell(self, first):
@@ -570,8 +570,8 @@ class Ends(Kept):
 
 
 def test_resume_hides_the_old_episode_of_restarted_agents():
-    whole, rest, _ = interrupted(lambda: checked(Ends()), 3, 3)
-    before, step = whole[0], rest[0]
+    full_run, rest, _ = interrupted(lambda: checked(Ends()), 3, 3)
+    before, step = full_run[0], rest[0]
     assert (before.terminated.tolist(), before.valid.tolist()) == ([True, False], [False, True])
     assert step.terminated.tolist() == step.truncated.tolist() == [False, False]
     assert (step.first.tolist(), step.valid.tolist()) == ([True, False], [True, True])
@@ -580,7 +580,7 @@ def test_resume_hides_the_old_episode_of_restarted_agents():
 
 
 def test_checked_world_restores_its_checks():
-    class Forgets(Kept):
+    class Forgets(Stateful):
         """Does not set first at the next episode."""
 
         def tell(self, first):
@@ -595,10 +595,10 @@ def test_checked_world_restores_its_checks():
             pending = one.step(action)
         resume_world(other, save_world(one), pending)
         with pytest.raises(ContractError, match="step 4: agent 0 acts after its episode ended"):
-            lived(other, some_actions(one, 2))
+            take_steps(other, some_actions(one, 2))
 
 
-class Gone(Kept):
+class Gone(Stateful):
     """Puts agent 0 back into a row in which it does not act, and opens its episode in the next one."""
 
     unpaid = False
@@ -618,11 +618,11 @@ def test_checked_world_tracks_restarted_agents():
     # It has not acted in the episode that another one follows: no end is missing.
     assert interrupted_at(Gone, 3)[1].first.tolist() == [True, False]
 
-    class Lives(Gone):
+    class Unpaid(Gone):
         unpaid = True
 
     with pytest.raises(ContractError, match="agent 0 got a reward that is not finite"):
-        interrupted_at(Lives, 3)
+        interrupted_at(Unpaid, 3)
 
 
 def interrupted_at(kind, clock):
@@ -636,7 +636,7 @@ def interrupted_at(kind, clock):
     return step, other.step(some_actions(one, 1)[0])
 
 
-class Seldom(Kept):
+class Seldom(Stateful):
     """Agents act in every third row only."""
 
     def tell(self, first):
@@ -648,29 +648,29 @@ def test_previous_inputs_persist_over_invalid_rows():
     class Again(Seldom):
         def restore(self, state):
             super().restore(state)
-            everybody = torch.ones(2, dtype=torch.bool)
-            return Restarted(torch.tensor([True, False]), replace(self.tell(everybody), valid=everybody), "just so")
+            all_agents = torch.ones(2, dtype=torch.bool)
+            return Restarted(torch.tensor([True, False]), replace(self.tell(all_agents), valid=all_agents), "just so")
 
-    whole, rest, _ = interrupted(lambda: inputs_of(Again()), 4, 2)
+    full_run, rest, _ = interrupted(lambda: inputs_of(Again()), 4, 2)
     # Of all rows before, somebody acted in the one at 3, and got 4 for it.
-    assert [step.obs["previous_reward"][1].item() for step in whole] == [4, 4, 4]
+    assert [step.obs["previous_reward"][1].item() for step in full_run] == [4, 4, 4]
     assert [step.obs["previous_reward"][1].item() for step in rest] == [4, 4, 4]
     assert [step.obs["previous_reward"][0].item() for step in rest] == [0, 5, 5]
 
 
 def test_previous_inputs_of_restarted_agents_are_zero():
-    class Again(Kept):
+    class Again(Stateful):
         def restore(self, state):
             super().restore(state)
             who = torch.tensor([True, False])
             return Restarted(who, self.tell(who), "just so")
 
-    whole, rest, _ = interrupted(lambda: inputs_of(Again()), 4, 2)
-    assert whole[0].obs["previous_reward"][:, 0].tolist() == [4, 4]
+    full_run, rest, _ = interrupted(lambda: inputs_of(Again()), 4, 2)
+    assert full_run[0].obs["previous_reward"][:, 0].tolist() == [4, 4]
     assert rest[0].obs["previous_reward"][:, 0].tolist() == [0, 4]
     assert rest[0].obs["previous_action"].sum(1).tolist() == [0, 1]
     assert rest[0].obs["first"][:, 0].tolist() == [1, 0]
-    assert same_steps(whole[1:], rest[1:])
+    assert same_steps(full_run[1:], rest[1:])
 
 
 def changed(state, path, value):
@@ -735,7 +735,7 @@ def test_episode_log_action_bytes(space, size):
 
     world = make()
     world.reset()
-    lived(world, some_actions(world, 40))
+    take_steps(world, some_actions(world, 40))
     assert [len(each["actions"]) for each in save_world(world)["envs"]] == [40 * size] * 2
     assert goes_on(make, 40, 5)
     least = torch.zeros_like(some_actions(world, 1)[0])
@@ -807,15 +807,15 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("make", "path", "value", "told"), WRONG)
-def test_mismatching_state_changes_nothing(make, path, value, told):
+@pytest.mark.parametrize(("make", "path", "value", "message"), WRONG)
+def test_mismatching_state_changes_nothing(make, path, value, message):
     world, other = make(), make()
     pending = other.reset()
-    lived(other, some_actions(other, 3))
+    take_steps(other, some_actions(other, 3))
     world.reset()
-    steps = lived(world, some_actions(world, 5))
+    steps = take_steps(world, some_actions(world, 5))
     before = save_world(world)
-    with pytest.raises(ContractError, match=f"^Checkpoint does not match this run: .*{told}"):
+    with pytest.raises(ContractError, match=f"^Checkpoint does not match this run: .*{message}"):
         resume_world(world, changed(save_world(other), path, value), pending)
     assert same_tree(save_world(world), before)
     assert steps
@@ -844,10 +844,10 @@ def test_damaged_episode_log_restarts_one_agent(path):
     value = {"actions": np.arange(16, dtype=np.uint8), "seed": -7}.get(path[-1], {"state": "x"})
     with closing_world(cart_poles()) as world:
         world.reset()
-        lived(world, some_actions(world, 60))
-        anew = restore_world(world, changed(save_world(world), ["envs", 2, *path], value))
-        assert anew.mask.tolist() == [False, False, True]
-        lived(world, some_actions(world, 3))
+        take_steps(world, some_actions(world, 60))
+        restarted = restore_world(world, changed(save_world(world), ["envs", 2, *path], value))
+        assert restarted.mask.tolist() == [False, False, True]
+        take_steps(world, some_actions(world, 3))
 
 
 def few_bits():
@@ -857,12 +857,12 @@ def few_bits():
 
 
 def test_state_must_be_plain():
-    class Odd(Kept):
+    class Odd(Stateful):
         def state(self):
             return self.odd
 
     world = Odd()
-    for odd, told in (
+    for odd, message in (
         ({"a": [1, {2}]}, r"bare: state\(\)\['a'\]\[1\] is set; a state is made of dicts"),
         ({"a": {3: 1}}, r"bare: state\(\)\['a'\] has the key 3"),
         ({"a": np.array([object()])}, r"\['a'\] is an array of object, which cannot be written"),
@@ -873,25 +873,25 @@ def test_state_must_be_plain():
         ({"a": few_bits()}, r"is a tensor of torch.quint8, torch.strided, on cpu, which cannot"),
     ):
         world.odd = odd
-        with pytest.raises(ContractError, match=told):
+        with pytest.raises(ContractError, match=message):
             save_world(world)
     world.odd = {"a": [1 << 200, 1.5, True, "x", None, torch.zeros(2), np.zeros(2)]}
     assert save_world(world) is world.odd
 
 
 def test_restore_errors_of_user_worlds():
-    class Breaks(Kept):
+    class Breaks(Stateful):
         def restore(self, state):
             return self.answer()
 
     world = Breaks()
     step = world.reset()
-    nobody = torch.zeros(2, dtype=torch.bool)
-    for answer, told in (
+    no_agents = torch.zeros(2, dtype=torch.bool)
+    for answer, message in (
         (lambda: {}["x"], r"restore\(\) of bare failed with KeyError: 'x'"),
         (lambda: 3, r"bare: restore\(\) returns int, must be Restarted or None"),
         (
-            lambda: Restarted(~nobody, replace(step, obs=torch.zeros(3, 1)), ""),
+            lambda: Restarted(~no_agents, replace(step, obs=torch.zeros(3, 1)), ""),
             r"but obs is \[3, 1\], must be \[2, 1\]",
         ),
         (
@@ -900,9 +900,9 @@ def test_restore_errors_of_user_worlds():
         ),
     ):
         world.answer = answer
-        with pytest.raises(ContractError, match=told):
+        with pytest.raises(ContractError, match=message):
             restore_world(world, {})
-    world.answer = lambda: Restarted(nobody, step, "nobody")
+    world.answer = lambda: Restarted(no_agents, step, "nobody")
     assert restore_world(world, {}) is None
     world.state = lambda: 1 / 0
     with pytest.raises(ContractError, match=r"bare: state\(\) failed with ZeroDivisionError"):
@@ -911,7 +911,7 @@ def test_restore_errors_of_user_worlds():
         restore_world(Bare(), {"clock": 1})
 
 
-@pytest.mark.parametrize("make", [lambda: make_world("recall"), cart_poles, recall, poles, lambda: checked(Kept())])
+@pytest.mark.parametrize("make", [lambda: make_world("recall"), cart_poles, recall, poles, lambda: checked(Stateful())])
 def test_state_before_reset_is_an_error(make):
     with pytest.raises(ContractError, match=r"[Cc]all reset\(\) before state|state\(\) failed"):
         save_world(make())
@@ -935,8 +935,8 @@ def test_cuda_graph_restore_keeps_read_only_tensors_in_place():
     recorded._state = {"_cue": torch.zeros(4).long()}
     views, cue = one._views, one._cue
     views.zero_()
-    kept = {"_views": other._views.clone(), "_cue": other._cue.clone()}
-    recorded.restore(one, kept)
+    saved = {"_views": other._views.clone(), "_cue": other._cue.clone()}
+    recorded.restore(one, saved)
     assert one._views is views
     assert one._cue is not cue
     assert torch.equal(views, other._views)
@@ -953,15 +953,15 @@ def test_restore_with_and_without_cuda_graph(name, recorded):
     for action in actions[:17]:
         pending = one.step(action)
     state = save_world(one)
-    whole = lived(one, actions[17:])
+    full_run = take_steps(one, actions[17:])
     if recorded:
         other.reset()
-        lived(other, actions[:5])
-    kept = {**state, "world": {**state["world"]}}
-    kept["world"]["tensors"] = {key: each.cpu() for key, each in state["world"]["tensors"].items()}
-    kept |= {key: each.cpu() for key, each in state.items() if isinstance(each, torch.Tensor)}
-    _, anew = resume_world(other, kept, pending)
-    assert anew is None
+        take_steps(other, actions[:5])
+    cpu_state = {**state, "world": {**state["world"]}}
+    cpu_state["world"]["tensors"] = {key: each.cpu() for key, each in state["world"]["tensors"].items()}
+    cpu_state |= {key: each.cpu() for key, each in state.items() if isinstance(each, torch.Tensor)}
+    _, restarted = resume_world(other, cpu_state, pending)
+    assert restarted is None
     del state
     torch.cuda.empty_cache()
-    assert same_steps(lived(other, actions[17:]), whole)
+    assert same_steps(take_steps(other, actions[17:]), full_run)

@@ -48,17 +48,17 @@ def test_every_builtin_world_is_covered():
 def test_every_step_keeps_the_contract(name):
     world = make(name)
     assert isinstance(world, World)
-    told = live(world, 40, anything(world))
-    for step in told:
+    steps = live(world, 40, anything(world))
+    for step in steps:
         assert (step.obs.shape, step.obs.dtype) == ((24, *world.spec.obs_shape), torch.uint8)
         assert (step.reward.shape, step.reward.dtype) == ((24,), torch.float32)
         for flag in FLAGS:
             assert (getattr(step, flag).shape, getattr(step, flag).dtype) == ((24,), torch.bool)
         assert step.last_obs is None
-    assert bool(told[0].first.all() & told[0].valid.all())
-    assert not (told[0].terminated | told[0].truncated | told[0].trial).any()
-    assert not told[0].reward.any()
-    assert len(returns_of(told)) > 24
+    assert bool(steps[0].first.all() & steps[0].valid.all())
+    assert not (steps[0].terminated | steps[0].truncated | steps[0].trial).any()
+    assert not steps[0].reward.any()
+    assert len(returns_of(steps)) > 24
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -81,8 +81,8 @@ def test_tokens_are_declared_features(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_first_follows_every_end(name):
     world = make(name)
-    told = live(world, 40, anything(world))
-    ended, first, valid = (stacked(told[1:], key) for key in ("terminated", "first", "valid"))
+    steps = live(world, 40, anything(world))
+    ended, first, valid = (stacked(steps[1:], key) for key in ("terminated", "first", "valid"))
     if name == "ragged":
         assert not (ended & valid & ~first).any()
         assert not (first & ~valid).any()
@@ -90,20 +90,20 @@ def test_first_follows_every_end(name):
     else:
         assert torch.equal(first, ended)
         assert bool(valid.all())
-    trial = stacked(told, "trial")
+    trial = stacked(steps, "trial")
     assert bool(trial.any()) == (name == "forage")
     assert not (trial[1:] & first).any()
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_seed_decides_everything(name):
-    def told(seed):
+    def rollout(seed):
         world = make(name, seed=seed)
         return live(world, 25, anything(world))
 
-    assert same(told(3), told(3))
+    assert same(rollout(3), rollout(3))
     # Everything in `constant` is, so no seed changes it.
-    assert same(told(3), told(4)) == (name == "constant")
+    assert same(rollout(3), rollout(4)) == (name == "constant")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -115,20 +115,20 @@ def test_reset_repeats_the_same_steps(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_agents_are_independent_of_their_number(name):
-    def told(crowds):
+    def rollout(crowds):
         world = make(name, crowds, seed=5)
         return live(world, 25, lambda obs, first: torch.arange(24 * crowds) % len(world.spec.action_names))
 
-    assert same(told(1), told(3), rows=24)
+    assert same(rollout(1), rollout(3), rows=24)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_agents_are_independent_of_other_actions(name):
     world = make(name, 2, seed=6)
-    mine = torch.randint(len(world.spec.action_names), (25, 48))
+    actions = torch.randint(len(world.spec.action_names), (25, 48))
     others = torch.randint(len(world.spec.action_names), (25, 48))
-    others[:, :24] = mine[:, :24]  # a whole crowd: those of an arena do notice each other
-    one, other = iter(mine), iter(others)
+    others[:, :24] = actions[:, :24]  # a whole crowd: those of an arena do notice each other
+    one, other = iter(actions), iter(others)
     a = live(world, 25, lambda obs, first: next(one))
     b = live(world, 25, lambda obs, first: next(other))
     for x, y in zip(a, b, strict=True):
@@ -139,11 +139,11 @@ def test_agents_are_independent_of_other_actions(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_returned_steps_are_not_overwritten(name):
     world = make(name)
-    act, told, kept = anything(world), [world.reset()], []
+    act, steps, copies = anything(world), [world.reset()], []
     for _ in range(15):
-        kept.append({key: getattr(told[-1], key).clone() for key in ALL})
-        told.append(world.step(act(told[-1].obs, told[-1].first)))
-    for step, copy in zip(told, kept, strict=False):
+        copies.append({key: getattr(steps[-1], key).clone() for key in ALL})
+        steps.append(world.step(act(steps[-1].obs, steps[-1].first)))
+    for step, copy in zip(steps, copies, strict=False):
         assert all(torch.equal(getattr(step, key), then) for key, then in copy.items())
 
 
@@ -178,9 +178,9 @@ def test_truncate_sets_flag_and_last_obs(name):
 @pytest.mark.parametrize("name", ["repeat_first", "n_back", "parity"])
 def test_last_obs_does_not_leak_the_next_episode(name):
     world = make_world(name, agents=1024, truncate=True, **SHORT[name])
-    told = live(world, 30, anything(world))
-    ended = stacked(told, "truncated")
-    last, opening = stacked(told, "last_obs")[ended][:, 0, 1], stacked(told, "obs")[ended][:, 0, 1]
+    steps = live(world, 30, anything(world))
+    ended = stacked(steps, "truncated")
+    last, opening = stacked(steps, "last_obs")[ended][:, 0, 1], stacked(steps, "obs")[ended][:, 0, 1]
     count = len(world.spec.features)
     # As often alike as two draws are; the deviation of a share of so many is below 0.01.
     assert len(last) > 3000
@@ -253,14 +253,14 @@ def test_cuda_graph_equals_eager(name, truncate):
     there = make_world(name, agents=48, seed=3, device="cuda", **options)
     dice = torch.Generator().manual_seed(0)
     for _ in range(2):
-        told, recorded, kept = here.reset(), there.reset(), []
+        eager, recorded, pairs = here.reset(), there.reset(), []
         for _ in range(120):
-            for key in (*ALL, *(["last_obs"] if told.last_obs is not None else [])):
-                assert torch.equal(getattr(told, key), getattr(recorded, key).cpu()), key
-            kept.append((told, recorded))
+            for key in (*ALL, *(["last_obs"] if eager.last_obs is not None else [])):
+                assert torch.equal(getattr(eager, key), getattr(recorded, key).cpu()), key
+            pairs.append((eager, recorded))
             actions = torch.randint(len(here.spec.action_names), (48,), generator=dice)
-            told, recorded = here.step(actions), there.step(actions.cuda())
-        # What was told is not overwritten by what came after it.
-        for one, other in kept:
+            eager, recorded = here.step(actions), there.step(actions.cuda())
+        # Later steps do not overwrite earlier ones.
+        for one, other in pairs:
             assert torch.equal(one.obs, other.obs.cpu())
             assert torch.equal(one.reward, other.reward.cpu())

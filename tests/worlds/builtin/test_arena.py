@@ -50,17 +50,17 @@ class Slowly:
     def look(self, agent):
         number, (row, column) = agent // AGENTS_PER_MAP, self.at[agent]
         crowd = set(self.at[number * AGENTS_PER_MAP : (number + 1) * AGENTS_PER_MAP])
-        seen = []
+        tokens = []
         for r in range(11):
             for c in range(11):
                 key = (number, row + r - VIEW, column + c - VIEW)
                 if key[1:] in crowd:
-                    seen.append([r << 4 | c, 2, 1])
+                    tokens.append([r << 4 | c, 2, 1])
                 elif self.walls[number][key[1]][key[2]]:
-                    seen.append([r << 4 | c, 0, 1])
+                    tokens.append([r << 4 | c, 0, 1])
                 elif self.ripe(key):
-                    seen.append([r << 4 | c, 1, 1])
-        return seen
+                    tokens.append([r << 4 | c, 1, 1])
+        return tokens
 
 
 def cells_of(world):
@@ -68,8 +68,8 @@ def cells_of(world):
     return list(zip((inside // WIDTH).tolist(), (inside % WIDTH).tolist(), strict=True))
 
 
-def padded(seen, sight):
-    return (seen + [[255] * 3] * sight)[:sight]
+def padded(tokens, sight):
+    return (tokens + [[255] * 3] * sight)[:sight]
 
 
 def test_arena_matches_a_reference_implementation():
@@ -114,8 +114,8 @@ def test_agents_never_stand_in_walls():
 
 def test_maps_end_together_and_out_of_phase():
     world = make_world("arena", agents=24 * 20, size=12, length=15)
-    told = live(world, 40, anything(world))
-    first = stacked(told, "first").unflatten(1, (20, AGENTS_PER_MAP))
+    steps = live(world, 40, anything(world))
+    first = stacked(steps, "first").unflatten(1, (20, AGENTS_PER_MAP))
     assert torch.equal(first.any(2), first.all(2))
     starts = [torch.nonzero(first[:, number, 0])[:, 0].diff().tolist() for number in range(20)]
     assert all(each[1:] == [15] * len(each[1:]) and 1 <= each[0] <= 15 for each in starts)
@@ -145,15 +145,15 @@ def test_return_at_most_matches_simulation(resources, regrow, length):
     world = make_world("arena", agents=24 * 5, **options)
     grows = (world._fresh > 0).sum(1).tolist()
     assert len(set(grows)) > 1
-    told = live(world, length, anything(world))
-    lengths = [int(each.nonzero()[1]) for each in stacked(told, "first")[:, ::AGENTS_PER_MAP].T]
+    history = live(world, length, anything(world))
+    lengths = [int(each.nonzero()[1]) for each in stacked(history, "first")[:, ::AGENTS_PER_MAP].T]
     assert lengths == world.first_lengths().tolist()
-    first, whole = (
+    first, later = (
         sum(taken_by_who_could_jump(*each, regrow) for each in zip(grows, steps, strict=True)) / world.agents
         for steps in (lengths, [length] * 5)
     )
     assert arena_return_at_most(world, 1) == pytest.approx(first)
-    assert arena_return_at_most(world, 4) == pytest.approx((first + 3 * whole) / 4)
+    assert arena_return_at_most(world, 4) == pytest.approx((first + 3 * later) / 4)
 
 
 def test_return_at_most_is_tight():

@@ -62,11 +62,11 @@ def test_forage_oracle_reaches_best_mean_return(options):
 @pytest.mark.parametrize(("arms", "trials"), list(product((2, 3, 4), (1, 2, 3, 5, 8))))
 def test_forage_best_return_matches_belief_planning(arms, trials):
     @cache
-    def worth(left, ruled_out, found):
+    def worth(left, ruled_out, goal_known):
         """Try every kind of arm: the known one, one ruled out, one that may be it."""
         if not left:
             return 0.0
-        if found:
+        if goal_known:
             return 1 + worth(left - 1, ruled_out, True)
         waste = worth(left - 1, ruled_out, False) if ruled_out else 0.0
         chance = 1 / (arms - ruled_out)
@@ -79,14 +79,14 @@ def test_forage_best_return_matches_belief_planning(arms, trials):
 def best_by_sight(episodes):
     """The best mean return of any function of what is seen, where what is done changes nothing that is seen.
 
-    `episodes` are all there can be, equally likely, as lists of (seen, right answer, its pay). The mean is
+    `episodes` are all there can be, equally likely, as lists of (obs, right answer, its pay). The mean is
     then a sum over what can be seen, and chance among answers is no better than the best one.
     """
     episodes, table = list(episodes), Counter()
     for episode in episodes:
-        for seen, answer, pay in episode:
-            table[seen, answer] += pay
-    each = {seen: max(pay for (there, _), pay in table.items() if there == seen) for seen, _ in table}
+        for obs, answer, pay in episode:
+            table[obs, answer] += pay
+    each = {obs: max(pay for (there, _), pay in table.items() if there == obs) for obs, _ in table}
     return sum(each.values()) / len(episodes)
 
 
@@ -241,8 +241,8 @@ def test_repeat_first_detects_late_clear(wrong, most):
 
 def test_forage_detects_clear_on_trial():
     world = make_world("forage", agents=1500)
-    oracle, step, told = ORACLES["forage"](world), world.reset(), []
+    oracle, step, steps = ORACLES["forage"](world), world.reset(), []
     for _ in range(120):
-        told.append(step)
+        steps.append(step)
         step = world.step(oracle(step.obs, step.first | step.trial))
-    assert is_mean_of(returns_of([*told, step], each=5), world.spec.best_return_without_memory)
+    assert is_mean_of(returns_of([*steps, step], each=5), world.spec.best_return_without_memory)

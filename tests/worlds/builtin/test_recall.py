@@ -24,18 +24,18 @@ def cue_token(cue):
 
 def live(world, steps, act=None):
     """Reset and take `steps` steps; return all Steps and the actions between them."""
-    told, actions = [world.reset()], []
+    history, actions = [world.reset()], []
     for t in range(steps):
         generator = torch.Generator().manual_seed(t)
         choice = torch.randint(world.cues, (world.agents,), generator=generator)
-        actions.append(choice if act is None else act(told[-1]))
-        told.append(world.step(actions[-1]))
-    return told, actions
+        actions.append(choice if act is None else act(history[-1]))
+        history.append(world.step(actions[-1]))
+    return history, actions
 
 
-def episodes_of(told, agent):
+def episodes_of(steps, agent):
     """Cut an agent's steps into whole episodes of (index, Step) pairs, by `first`."""
-    starts = [t for t, step in enumerate(told) if step.first[agent]]
+    starts = [t for t, step in enumerate(steps) if step.first[agent]]
     return [list(range(a, b)) for a, b in pairwise(starts)]
 
 
@@ -51,9 +51,9 @@ class Oracle:
         return self.remembered
 
 
-def returns_of(told):
-    ended = torch.stack([step.terminated | step.truncated for step in told])
-    rewards = torch.stack([step.reward for step in told])
+def returns_of(steps):
+    ended = torch.stack([step.terminated | step.truncated for step in steps])
+    rewards = torch.stack([step.reward for step in steps])
     return rewards[ended]
 
 
@@ -69,8 +69,8 @@ def test_make_world_recall():
 @given(delays, st.integers(2, 9), st.integers(1, 5), st.booleans(), st.integers(-5, 5))
 def test_every_step_keeps_the_contract(delay, cues, agents, truncate, seed):
     world = make_world("recall", agents=agents, delay=delay, cues=cues, truncate=truncate, seed=seed)
-    told, _ = live(world, 12)
-    for step in told:
+    steps, _ = live(world, 12)
+    for step in steps:
         assert step.obs.shape == (agents, *world.spec.obs_shape)
         assert step.obs.dtype == torch.uint8
         assert (step.reward.shape, step.reward.dtype) == ((agents,), torch.float32)
@@ -86,8 +86,8 @@ def test_every_step_keeps_the_contract(delay, cues, agents, truncate, seed):
 @given(st.integers(0, 7), st.integers(2, 6), st.booleans())
 def test_an_episode_lasts_delay_plus_two_steps(delay, cues, truncate):
     world = make_world("recall", agents=4, delay=delay, cues=cues, truncate=truncate)
-    told, _ = live(world, 4 * (delay + 2))
-    for t, step in enumerate(told):
+    steps, _ = live(world, 4 * (delay + 2))
+    for t, step in enumerate(steps):
         opens = t % (delay + 2) == 0
         assert step.first.tolist() == [opens] * 4
         ended = step.terminated | step.truncated
@@ -98,13 +98,13 @@ def test_an_episode_lasts_delay_plus_two_steps(delay, cues, truncate):
 @given(delays, st.integers(2, 9), st.integers(0, 1000))
 def test_recall_observation_sequence(delay, cues, seed):
     world = make_world("recall", agents=3, delay=delay, cues=cues, seed=seed)
-    told, _ = live(world, 40)
+    steps, _ = live(world, 40)
     for agent in range(3):
-        for episode in episodes_of(told, agent):
-            seen = [told[t].obs[agent].tolist() for t in episode]
-            assert seen[0] in [[cue_token(cue), *[PADDING] * 3] for cue in range(cues)]
-            assert seen[1:-1] == [[PADDING] * 4] * (len(episode) - 2)
-            assert seen[-1] == [QUERY, *[PADDING] * 3]
+        for episode in episodes_of(steps, agent):
+            observations = [steps[t].obs[agent].tolist() for t in episode]
+            assert observations[0] in [[cue_token(cue), *[PADDING] * 3] for cue in range(cues)]
+            assert observations[1:-1] == [[PADDING] * 4] * (len(episode) - 2)
+            assert observations[-1] == [QUERY, *[PADDING] * 3]
 
 
 def test_recall_feature_ids():
@@ -118,19 +118,19 @@ def test_recall_feature_ids():
 
 def test_recall_with_100_cues():
     world = make_world("recall", agents=2000, delay=0, cues=100)
-    seen = world.reset().obs[:, 0, 1].long()
-    assert (int(seen.min()), int(seen.max())) == (1, 100)
+    cues = world.reset().obs[:, 0, 1].long()
+    assert (int(cues.min()), int(cues.max())) == (1, 100)
 
 
 @settings(max_examples=30)
 @given(delays, st.integers(2, 5), st.booleans(), st.integers(0, 99))
 def test_recall_reward(delay, cues, truncate, seed):
     world = make_world("recall", agents=4, delay=delay, cues=cues, truncate=truncate, seed=seed)
-    told, actions = live(world, 40)
+    steps, actions = live(world, 40)
     for agent in range(4):
-        paid = {t: float(told[t].reward[agent]) for t in range(len(told))}
-        for episode in episodes_of(told, agent):
-            cue = int(told[episode[0]].obs[agent, 0, 1]) - 1
+        paid = {t: float(steps[t].reward[agent]) for t in range(len(steps))}
+        for episode in episodes_of(steps, agent):
+            cue = int(steps[episode[0]].obs[agent, 0, 1]) - 1
             named = int(actions[episode[-1]][agent])
             assert paid.pop(episode[-1] + 1) == float(named == cue)
         assert not any(paid.values())
@@ -145,32 +145,32 @@ def test_recall_no_reward_before_the_query():
 
 @pytest.mark.parametrize("truncate", [False, True])
 def test_first_is_set_by_reset_and_with_every_end(truncate):
-    told, _ = live(make_world("recall", agents=6, delay=(0, 5), truncate=truncate), 60)
-    assert bool(told[0].first.all())
-    assert not (told[0].terminated | told[0].truncated).any()
-    assert not told[0].reward.any()
-    ended = torch.stack([step.terminated | step.truncated for step in told[1:]])
-    assert torch.equal(torch.stack([step.first for step in told[1:]]), ended)
+    steps, _ = live(make_world("recall", agents=6, delay=(0, 5), truncate=truncate), 60)
+    assert bool(steps[0].first.all())
+    assert not (steps[0].terminated | steps[0].truncated).any()
+    assert not steps[0].reward.any()
+    ended = torch.stack([step.terminated | step.truncated for step in steps[1:]])
+    assert torch.equal(torch.stack([step.first for step in steps[1:]]), ended)
     assert 60 < int(ended.sum()) < 180
 
 
 def test_truncation_has_flag_and_last_obs():
-    told, _ = live(make_world("recall", agents=3, delay=2, truncate=True), 12)
+    steps, _ = live(make_world("recall", agents=3, delay=2, truncate=True), 12)
     assert make_world("recall", agents=3, truncate=True).spec.truncates == "always"
-    assert not torch.stack([step.terminated for step in told]).any()
-    assert int(torch.stack([step.truncated for step in told]).sum()) == 9
-    for step in told:
+    assert not torch.stack([step.terminated for step in steps]).any()
+    assert int(torch.stack([step.truncated for step in steps]).sum()) == 9
+    for step in steps:
         # After the answer there is nothing more to see.
         assert step.last_obs is not None
         assert step.last_obs.tolist() == [[PADDING] * 4] * 3
 
 
 def test_termination_has_no_last_obs():
-    told, _ = live(make_world("recall", agents=3, delay=2), 12)
+    steps, _ = live(make_world("recall", agents=3, delay=2), 12)
     assert make_world("recall", agents=3).spec.truncates == "never"
-    assert not torch.stack([step.truncated for step in told]).any()
-    assert int(torch.stack([step.terminated for step in told]).sum()) == 9
-    assert all(step.last_obs is None for step in told)
+    assert not torch.stack([step.truncated for step in steps]).any()
+    assert int(torch.stack([step.terminated for step in steps]).sum()) == 9
+    assert all(step.last_obs is None for step in steps)
 
 
 def test_truncate_changes_only_flags():
@@ -184,8 +184,8 @@ def test_truncate_changes_only_flags():
 
 
 def test_delays_are_uniform():
-    told, _ = live(make_world("recall", agents=100, delay=(2, 5), seed=3), 120)
-    lengths = [len(episode) for agent in range(100) for episode in episodes_of(told, agent)]
+    steps, _ = live(make_world("recall", agents=100, delay=(2, 5), seed=3), 120)
+    lengths = [len(episode) for agent in range(100) for episode in episodes_of(steps, agent)]
     shares = {length: lengths.count(length) / len(lengths) for length in set(lengths)}
     assert set(shares) == {4, 5, 6, 7}
     # About 2,100 episodes, deviation 0.0095 each; short ones are a little ahead at the end.
@@ -193,8 +193,8 @@ def test_delays_are_uniform():
 
 
 def test_cues_are_uniform_per_episode():
-    told, _ = live(make_world("recall", agents=100, delay=0, cues=4, seed=1), 80)
-    shown = torch.stack([step.obs[:, 0, 1].long() - 1 for step in told[::2]])
+    steps, _ = live(make_world("recall", agents=100, delay=0, cues=4, seed=1), 80)
+    shown = torch.stack([step.obs[:, 0, 1].long() - 1 for step in steps[::2]])
     shares = torch.bincount(shown.flatten(), minlength=4) / shown.numel()
     assert float((shares - 0.25).abs().max()) < 0.04
     again = (shown[1:] == shown[:-1]).float().mean()
@@ -204,11 +204,11 @@ def test_cues_are_uniform_per_episode():
 
 
 def test_cue_and_delay_are_independent():
-    told, _ = live(make_world("recall", agents=200, delay=(0, 1), cues=2, seed=2), 60)
+    steps, _ = live(make_world("recall", agents=200, delay=(0, 1), cues=2, seed=2), 60)
     table = torch.zeros(2, 2)
     for agent, cue in product(range(200), range(2)):
-        for episode in episodes_of(told, agent):
-            if int(told[episode[0]].obs[agent, 0, 1]) - 1 == cue:
+        for episode in episodes_of(steps, agent):
+            if int(steps[episode[0]].obs[agent, 0, 1]) - 1 == cue:
                 table[cue, len(episode) - 2] += 1
     shares = table / table.sum()
     assert float((shares - 0.25).abs().max()) < 0.03
@@ -218,8 +218,8 @@ def test_cue_and_delay_are_independent():
 @given(delays, st.integers(2, 20), st.booleans(), st.integers(-9, 9))
 def test_recall_oracle_return(delay, cues, truncate, seed):
     world = make_world("recall", agents=16, delay=delay, cues=cues, truncate=truncate, seed=seed)
-    told, _ = live(world, 60, Oracle(16))
-    returns = returns_of(told)
+    steps, _ = live(world, 60, Oracle(16))
+    returns = returns_of(steps)
     assert len(returns) >= 16 * 60 // 10
     assert returns.tolist() == [1.0] * len(returns)
     assert world.spec.best_return == 1.0
@@ -260,12 +260,12 @@ def same_world_told(a, b):
 
 
 def test_a_seed_decides_everything():
-    def told(seed):
+    def rollout(seed):
         return live(make_world("recall", agents=20, delay=(0, 3), seed=seed), 20)[0]
 
-    assert same_world_told(told(4), told(4))
-    assert not same_world_told(told(4), told(5))
-    assert not same_world_told(told(4), told(-5))
+    assert same_world_told(rollout(4), rollout(4))
+    assert not same_world_told(rollout(4), rollout(5))
+    assert not same_world_told(rollout(4), rollout(-5))
 
 
 def test_recall_reset_repeats():
@@ -277,11 +277,11 @@ def test_recall_reset_repeats():
 @settings(max_examples=20)
 @given(st.integers(1, 30), st.integers(1, 30), delays, st.booleans())
 def test_recall_independent_of_agent_count(few, more, delay, truncate):
-    def told(agents):
+    def rollout(agents):
         world = make_world("recall", agents=agents, delay=delay, truncate=truncate, seed=1)
         return live(world, 15, lambda step: torch.arange(agents) % 2)[0]
 
-    alone, crowd = told(few), told(few + more)
+    alone, crowd = rollout(few), rollout(few + more)
     for a, b in zip(alone, crowd, strict=True):
         for name in ("obs", "reward", *FLAGS):
             assert torch.equal(getattr(a, name), getattr(b, name)[:few])
@@ -299,12 +299,12 @@ def test_recall_independent_of_other_agents():
 
 def test_returned_steps_are_not_overwritten():
     world = make_world("recall", agents=5, delay=(0, 2), truncate=True)
-    told = [world.reset()]
-    kept = [{name: getattr(told[0], name).clone() for name in ("obs", "reward", *FLAGS)}]
+    steps = [world.reset()]
+    copies = [{name: getattr(steps[0], name).clone() for name in ("obs", "reward", *FLAGS)}]
     for _ in range(10):
-        told.append(world.step(torch.zeros(5, dtype=torch.long)))
-        kept.append({name: getattr(told[-1], name).clone() for name in ("obs", "reward", *FLAGS)})
-    for step, copy in zip(told, kept, strict=True):
+        steps.append(world.step(torch.zeros(5, dtype=torch.long)))
+        copies.append({name: getattr(steps[-1], name).clone() for name in ("obs", "reward", *FLAGS)})
+    for step, copy in zip(steps, copies, strict=True):
         assert all(torch.equal(getattr(step, name), then) for name, then in copy.items())
 
 

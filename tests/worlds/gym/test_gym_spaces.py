@@ -197,10 +197,10 @@ def test_empty_and_integer_box_spaces_are_rejected():
 
 def test_keep_selects_observation_indices():
     world = GymWorld(3, env="CartPole-v1", keep=(2, 0), seed=1)
-    whole = GymWorld(3, env="CartPole-v1", seed=1)
-    assert np.array_equal(world.spec.observation.high, whole.spec.observation.high[[2, 0]])
+    full_world = GymWorld(3, env="CartPole-v1", seed=1)
+    assert np.array_equal(world.spec.observation.high, full_world.spec.observation.high[[2, 0]])
     act = lambda obs, first: torch.ones(3, dtype=torch.long)  # noqa: E731
-    for selected, full in zip(live(world, 30, act), live(whole, 30, act), strict=True):
+    for selected, full in zip(live(world, 30, act), live(full_world, 30, act), strict=True):
         assert torch.equal(selected.obs, full.obs[:, [2, 0]])
         assert torch.equal(selected.last_obs, full.last_obs[:, [2, 0]])
 

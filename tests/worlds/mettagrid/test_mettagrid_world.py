@@ -66,18 +66,18 @@ def test_observations_equal_the_engine_tokens_by_name(options, agent_id, seed, d
 @given(options=CONFIGS, seed=st.integers(0, 1 << 40), sizes=st.lists(st.integers(1, 2), min_size=1, max_size=3))
 def test_shards_equal_the_whole_world(options, seed, sizes):
     agents_per_env, count = options["agents"], sum(sizes)
-    whole = MettaGridWorld(count * agents_per_env, env=meadow, options=options, seed=seed)
+    full_world = MettaGridWorld(count * agents_per_env, env=meadow, options=options, seed=seed)
     placed, start = [], 0
     for size in sizes:
         shard = MettaGridWorld(size * agents_per_env, env=meadow, options=options, seed=seed)
         shard.set_agent_offset(start)
         placed.append((shard, slice(start, start + size * agents_per_env)))
         start += size * agents_per_env
-    step, act = whole.reset(), anything(whole)
+    step, act = full_world.reset(), anything(full_world)
     assert all(same(shard.reset(), step, rows) for shard, rows in placed)
     for _ in range(8):
         actions = act(step.obs, step.first)
-        step = whole.step(actions)
+        step = full_world.step(actions)
         assert all(same(shard.step(actions[rows]), step, rows) for shard, rows in placed)
 
 

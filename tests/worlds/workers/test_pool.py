@@ -50,18 +50,18 @@ def gone(pids):
 
 
 def test_worker_steps_equal_those_of_one_process_and_nothing_leaks():
-    whole = make_world("recall", 8, seed=3, delay=(0, 5), truncate=True)
+    local = make_world("recall", 8, seed=3, delay=(0, 5), truncate=True)
     with pool("recall", 8, groups=2, options={"delay": (0, 5), "truncate": True}) as shared:
         assert isinstance(shared, AsyncWorld)
-        step, expected = shared.reset(), whole.reset()
+        step, expected = shared.reset(), local.reset()
         for clock in range(30):
             assert same(step, expected), clock
-            step, expected = shared.step(acts(shared, clock)), whole.step(acts(whole, clock))
+            step, expected = shared.step(acts(shared, clock)), local.step(acts(local, clock))
         # Restored it repeats its steps; reset, its first episodes.
         state, ahead = shared.state(), [shared.step(acts(shared, clock)) for clock in range(30, 36)]
         assert shared.restore(state) is None
         assert all(same(shared.step(acts(shared, clock)), ahead[clock - 30]) for clock in range(30, 36))
-        whole.restore(whole.state())
+        local.restore(local.state())
         assert same(shared.reset(), make_world("recall", 8, seed=3, delay=(0, 5), truncate=True).reset())
         with pytest.raises(ContractError, match="of every worker"):
             shared.restore({**state, "workers": 3})
@@ -73,19 +73,19 @@ def test_worker_steps_equal_those_of_one_process_and_nothing_leaks():
 
 def test_step_stays_valid_until_its_group_acted_twice():
     with pool("gym:CartPole-v1", 4, options={"previous_action": True}) as shared:
-        whole = make_world("gym:CartPole-v1", 4, seed=3, previous_action=True)
+        local = make_world("gym:CartPole-v1", 4, seed=3, previous_action=True)
         shared.reset()
-        expected = whole.reset()
+        expected = local.reset()
         for clock in range(12):
             rows = shared.groups[0]
             shared.send(rows, acts(shared, clock))
             step = shared.recv().step
-            expected = whole.step(acts(whole, clock))
+            expected = local.step(acts(local, clock))
             shared.send(rows, acts(shared, clock + 100))
             # The next step is written to the other slot.
             assert same(step, expected)
             shared.recv()
-            expected = whole.step(acts(whole, clock + 100))
+            expected = local.step(acts(local, clock + 100))
         with pytest.raises(ContractError, match="agents of one group, once"):
             shared.send(torch.tensor([1, 2]), torch.zeros(2, dtype=torch.long))
         with pytest.raises(ContractError, match="No agent is stepping"):
@@ -96,7 +96,7 @@ def test_step_stays_valid_until_its_group_acted_twice():
         shared.recv()
         with pytest.raises(ContractError, match=r"agent 2 took action 7"):
             shared.send(rows, torch.tensor([0, 0, 7, 0]))
-        whole.close()
+        local.close()
 
 
 @pytest.mark.parametrize("how", ["raise", "shape", "nan", "hang", "kill", "crash", "leave", "exit"])
@@ -223,6 +223,6 @@ def test_pools_in_several_threads():
     for thread in threads:
         thread.join(timeout=60)
     for seed in range(4):
-        whole = make_world("recall", 4, seed=seed)
-        whole.reset()
-        assert all(same(step, whole.step(acts(whole, clock))) for clock, step in enumerate(steps[seed]))
+        local = make_world("recall", 4, seed=seed)
+        local.reset()
+        assert all(same(step, local.step(acts(local, clock))) for clock, step in enumerate(steps[seed]))

@@ -18,8 +18,8 @@ def acts(spec, agent, clock):
     return rng.randint(len(spec.action_names), 5, rng.STREAM_ACTION, agent, clock)
 
 
-def assert_same(shard, whole, rows):
-    expected = select(whole, rows)
+def assert_same(shard, full_step, rows):
+    expected = select(full_step, rows)
     for name in FLAGS:
         assert getattr(shard, name).equal(getattr(expected, name)), name
     for name in ("obs", "last_obs"):
@@ -29,15 +29,15 @@ def assert_same(shard, whole, rows):
 
 
 def assert_shard_equals_whole(name, agents, first, count, *, seed=4, steps=40, **options):
-    whole = make_world(name, agents, seed=seed, **options)
+    full_world = make_world(name, agents, seed=seed, **options)
     shard = make_world(name, count, seed=seed, **options)
     assert isinstance(shard, Shardable)
     shard.set_agent_offset(first)
     rows = torch.arange(first, first + count)
-    whole_step, shard_step = whole.reset(), shard.reset()
+    whole_step, shard_step = full_world.reset(), shard.reset()
     for clock in range(steps):
         assert_same(shard_step, whole_step, rows)
-        whole_step = whole.step(acts(whole.spec, torch.arange(agents), clock))
+        whole_step = full_world.step(acts(full_world.spec, torch.arange(agents), clock))
         shard_step = shard.step(acts(shard.spec, rows, clock))
 
 
