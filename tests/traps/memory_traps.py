@@ -1,7 +1,7 @@
 """Traps in hidden states: each a way to put the bug into our own code, and a measurement that detects it.
 
-A measure looks at the library as it is and says how much is wrong, 0 where nothing is. A trap is what
-somebody could write in its place, set while a `with` lasts.
+A measure looks at the library as it is and says how much is wrong, 0 where nothing is. A trap replaces the
+right code while a `with` lasts.
 """
 
 import dataclasses
