@@ -555,7 +555,7 @@ def test_mixture_restores_its_clock():
 
 
 class Ends(Stateful):
-    """Puts nobody back but says in which row; before, agent 0 has just ended."""
+    """Restores no agent but names the row; before, agent 0 has just ended."""
 
     def tell(self, first):
         step = super().tell(first | torch.tensor([self.clock == 4, False]))
