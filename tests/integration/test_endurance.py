@@ -23,7 +23,8 @@ ENV = {
     **os.environ,
     "MALLOC_TRIM_THRESHOLD_": "0",
     "OMP_NUM_THREADS": "1",
-    "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]),
+    # This folder has the policy; it imports from helpers.
+    "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path]),
 }
 KEYS = (
     "trainer.bptt_horizon=16",
