@@ -193,6 +193,7 @@ def test_wrong():
 """
 
 
+@pytest.mark.slow
 def test_real_policies_in_workers(pytester):
     # In a process of its own: an inner run unloads its imports, and torch.compile cannot be imported twice.
     pytester.makepyfile(IN_WORKERS)

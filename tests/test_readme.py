@@ -78,6 +78,7 @@ def test_functions_of_the_check_guide_obey_the_laws(annotations_asleep):
     assert names["laws"].ok
 
 
+@pytest.mark.slow
 def test_cell_of_the_guide_obeys_the_laws(tmp_path, monkeypatch, annotations_asleep):
     (tmp_path / "elman.py").write_text(python_block((GUIDES / "write_a_cell.md").read_text(), "class Elman(Cell)"))
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -69,6 +69,7 @@ class MixesInBfloat16(Small):
         return x + x.mean(0, keepdim=True) if torch.is_autocast_enabled("cpu") else x
 
 
+@pytest.mark.slow
 def test_correct_policy_obeys_every_law_in_bfloat16():
     laws = holdfast.check(make_small(), OnlySpec(), precision="bfloat16")
     require_all(laws)

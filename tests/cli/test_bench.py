@@ -223,6 +223,7 @@ def test_wrong_option_is_a_one_line_error(capsys, args, text):
     assert captured.out == ""
 
 
+@pytest.mark.slow
 def test_processes_option_combines_fresh_processes(capfd, tmp_path):
     file = tmp_path / "figures.json"
     args = [*TINY, "--starts", "0.5", "--implementations", "holdfast,dense", "--processes", "2"]

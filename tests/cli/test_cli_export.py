@@ -41,6 +41,7 @@ def file(run, tmp_path_factory):
     return out
 
 
+@pytest.mark.slow
 def test_play_onnx_example_needs_neither_torch_nor_holdfast(file):
     code = (
         "import runpy, sys\n"

@@ -35,6 +35,7 @@ def holdfast(folder, *args):
     return subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=900)
 
 
+@pytest.mark.slow
 def test_guide_world_passes_the_check_and_is_learned(folder):
     checked = holdfast(folder, "check", "world:echo:Echo")
     assert (checked.returncode, checked.stderr) == (0, ""), checked.stdout
