@@ -16,7 +16,7 @@ from holdfast.rollout import Collector
 from holdfast.rollout.nan_checks import report_outside_box
 from holdfast.training.trainer import Trainer
 from holdfast.worlds.gym import GymWorld
-from holdfast.worlds.obs import far_outside
+from holdfast.worlds.obs import far_outside, has_bounds
 
 
 class Bounded(Counting):
@@ -88,3 +88,18 @@ def test_far_outside_has_a_margin_and_reads_nested_spaces(space, value, far):
 def test_bytes_are_never_outside_of_a_box_of_all_bytes():
     obs = torch.tensor([[0], [255]], dtype=torch.uint8)
     assert far_outside(obs, spaces.Box(0, 255, (1,), "uint8"), rows=2).tolist() == [False, False]
+
+
+@pytest.mark.parametrize(
+    ("space", "bounded"),
+    [
+        (spaces.Box(-1, 1, (2,)), True),
+        (spaces.Box(0, torch.inf, (2,)), True),
+        (spaces.Box(-torch.inf, torch.inf, (2,)), False),
+        (spaces.Box(0, 255, (1,), "uint8"), False),
+        (spaces.Discrete(2), False),
+        (spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Box(-1, 1, (2,))}), True),
+    ],
+)
+def test_only_spaces_with_bounds_are_checked(space, bounded):
+    assert has_bounds(space) == bounded

@@ -24,6 +24,7 @@ from holdfast.rollout.statistics import Throughput
 from holdfast.state_tree import get_field
 from holdfast.types import Tensor
 from holdfast.worlds import World
+from holdfast.worlds.obs import has_bounds
 from holdfast.worlds.save_restore import save_world
 from holdfast.worlds.step import Restarted
 
@@ -54,7 +55,7 @@ class Trainer:
         self.episodes = 0.0
         """Finished episodes."""
         self._worker_error: WorkerError | None = None
-        self._checks_boxes = True
+        self._checks_boxes = has_bounds(world.spec.observation_space)
         trainer = config.trainer
         self._monitor = TrainingMonitor(policy, world.agents, trainer.monitor, total_steps=config.steps)
         self._collector = Collector(

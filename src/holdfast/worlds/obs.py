@@ -70,11 +70,19 @@ def far_outside(obs: Obs, space: spaces.Space[Any], rows: int) -> Bool[Tensor, "
         td = cast("TensorDictBase", obs)
         return torch.stack([far_outside(td[name], part, rows) for name, part in parts.items()]).any(0)
     leaf = cast("Tensor", obs)
-    if not isinstance(space, spaces.Box) or _covers_dtype(space):
+    if not isinstance(space, spaces.Box) or not has_bounds(space):
         return torch.zeros(rows, dtype=torch.bool, device=leaf.device)
     low, high = (torch.as_tensor(bound, dtype=torch.float32, device=leaf.device) for bound in (space.low, space.high))
     margin = torch.where((high - low).isfinite(), FAR * (high - low), 1.0)
     return ((leaf < low - margin) | (leaf > high + margin)).reshape(rows, -1).any(1)
+
+
+def has_bounds(space: spaces.Space[Any]) -> bool:
+    """Return whether observations can be outside of a Box of the space; bytes of 0 to 255 cannot."""
+    parts = subspaces(space)
+    if parts:
+        return any(map(has_bounds, parts.values()))
+    return isinstance(space, spaces.Box) and not _covers_dtype(space)
 
 
 def _covers_dtype(space: spaces.Box) -> bool:
