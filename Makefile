@@ -1,18 +1,29 @@
-# The two commands: `make train` and `make test`. Both create .venv on first use.
+# The two commands: `make train` and `make test`. Both install what they need into .venv on first use.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+RUNNABLE := $(VENV)/.runnable
 READY := $(VENV)/.ready
 ARGS ?=
+SMOKE := tests/test_import.py tests/test_house_rules.py tests/test_recipes.py tests/learn/test_losses.py \
+	tests/learn/test_advantage.py tests/learn/test_rewards.py tests/rollout/test_segments.py \
+	tests/rollout/test_collector.py tests/memory/test_rnn.py tests/memory/test_state_store.py \
+	tests/policies/test_normalization.py tests/checkpoint/test_serialization.py tests/report/test_alarms.py
 export OMP_NUM_THREADS ?= 1
+# Processes that tests start would compile every module again.
+export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: train test slow lint docs museum mutants check-peers clean
+.PHONY: train test smoke slow lint docs museum mutants check-peers clean
 
-train: $(READY)
+train: $(RUNNABLE)
 	$(BIN)/holdfast train $(ARGS)
 
 test: $(READY) lint
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
+
+# The heart of every package, in a minute.
+smoke: $(READY)
+	$(BIN)/python -m pytest -n 2 -m "not slow" $(SMOKE)
 
 slow: $(READY) $(VENV)/.envpool $(VENV)/tensordict-oldest/.ready
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
@@ -53,9 +64,15 @@ $(PEERS)/.ready: pyproject.toml constraints.txt
 	touch $@
 
 # torch first and pinned: a range alone would pull gigabytes of CUDA packages on a machine without a GPU.
-$(READY): pyproject.toml constraints.txt
+$(RUNNABLE): pyproject.toml constraints.txt
+	@echo "Setting up .venv with torch and what training needs: one or two minutes, once."
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	touch $@
+
+$(READY): $(RUNNABLE)
+	@echo "Adding linters, test tools and environments of other packages to .venv: two minutes, once."
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 

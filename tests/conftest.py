@@ -6,6 +6,8 @@ import pytest
 import torch
 from hypothesis import Phase, settings
 
+from helpers import annotation_checks
+
 # A runner may ignore these signals, and processes that tests start would inherit that.
 for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(number) is signal.SIG_IGN:
@@ -18,6 +20,9 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 # Without a GPU Triton's interpreter runs our kernels; it asks when they are first imported.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# Before the first import of holdfast.
+annotation_checks.install()
 
 # A shared machine may pause any test: its duration is no error.
 settings.register_profile("calm", deadline=None)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import holdfast as hf
+from holdfast.cli import main
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -44,7 +45,9 @@ def test_readme_is_at_most_200_lines():
 
 def test_readme_policy_passes_the_check_and_trains(folder):
     checked = holdfast(folder, "check", "mine:Mine")
-    assert (checked.returncode, checked.stderr) == (0, "")
+    # A busy machine prints what it is measuring.
+    errors = re.sub(r"holdfast: (measuring .* of 9\)|diagnosing)\n", "", checked.stderr)
+    assert (checked.returncode, errors) == (0, "")
     assert checked.stdout.count("✓") == 9
     trained = holdfast(folder, "train", "policy=mine:Mine", *SHORT)
     assert (trained.returncode, trained.stderr) == (0, "")
@@ -61,15 +64,21 @@ def test_readme_policy_passes_the_check_and_trains(folder):
     ],
     ids=["width", "actions", "misspelt", "import"],
 )
-def test_mistake_in_the_readme_policy_is_a_one_line_error(folder, old, new, message):
+def test_mistake_in_the_readme_policy_is_a_one_line_error(
+    folder, old, new, message, monkeypatch, capsys, annotations_asleep
+):
     text = (folder / "mine.py").read_text()
     assert old in text
     (folder / "mine.py").write_text(text.replace(old, new, 1))
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", list(sys.path))
     for args in (["train", "policy=mine:Mine", *SHORT], ["check", "mine:Mine"]):
-        process = holdfast(folder, *args)
-        assert process.returncode in (1, 2)
-        assert message in process.stderr
-        assert len(process.stderr.splitlines()) == 1
+        sys.modules.pop("mine", None)
+        assert main(args) in (1, 2)
+        error = capsys.readouterr().err
+        assert message in error
+        assert len(error.splitlines()) == 1
+    sys.modules.pop("mine", None)
 
 
 def test_functions_of_the_check_guide_obey_the_laws(annotations_asleep):

@@ -80,6 +80,8 @@ def build_policy(config: Config, world: World, device: torch.device) -> LSTMWrap
         world,
         seed=config.seed,
         clear_on=config.memory.clear_on,
+        normalize_obs=options.normalize_obs,
+        normalize_value=options.normalize_value,
         **{key: value for key, value in sizes.items() if value not in (None, "auto")},
     ).to(device)
     use_kernel(policy, options.kernel)

@@ -1,5 +1,7 @@
-"""The exceptions of Holdfast, the one-line form of any exception, and did-you-mean."""
+"""The exceptions of Holdfast, the one-line form of any exception, where it was raised, and did-you-mean."""
 
+import sysconfig
+import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -28,7 +30,7 @@ class ContractError(HoldfastError):
 
 
 class WorkerError(ContractError):
-    """A worker process crashed, raised or hung; says which one, in which call, and its traceback."""
+    """A worker process crashed, raised or hung; says which one and in which call. Its traceback is a note."""
 
 
 def one_line(error: BaseException, limit: int | None = None) -> str:
@@ -40,6 +42,52 @@ def error_text(error: BaseException, limit: int | None = None) -> str:
     """Return type and message of an exception on one line."""
     name, message = type(error).__name__, one_line(error, limit)
     return name if message == name else f"{name}: {message}"
+
+
+def located_error_text(error: BaseException) -> str:
+    """Return type and message of an exception of user code, and where it was raised: `ValueError: bad (env.py:42)`."""
+    return error_text(error) + _place_of(error)
+
+
+_HOLDFAST = str(Path(__file__).parent)
+_INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
+
+
+def _place_of(error: BaseException) -> str:
+    """Return the innermost line of the user's own code, or else of an installed package; of ours there is none."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).is_absolute()]
+    own = [frame for frame in frames if not frame.filename.startswith((_HOLDFAST, *_INSTALLED))]
+    innermost = [frame for frame in frames[-1:] if not frame.filename.startswith(_HOLDFAST)]
+    return "".join(f" ({Path(frame.filename).name}:{frame.lineno})" for frame in (own or innermost)[-1:])
+
+
+def user_traceback(error: BaseException) -> str:
+    """Return the traceback of the code that made an error, if it was not our own: of its cause, or of a worker."""
+    if isinstance(error, WorkerError):
+        return "\n".join(getattr(error, "__notes__", ()))
+    cause = error.__cause__ if isinstance(error, HoldfastError) else error
+    return "" if cause is None else "".join(traceback.format_exception(cause)).rstrip()
+
+
+def record_error(error: BaseException, file: Path) -> str:
+    """Append an error and its traceback to a file, and return a sentence that says so; a full disk ends no run."""
+    try:
+        with file.open("a", encoding="utf-8") as log:
+            log.write("\n".join([str(error), user_traceback(error)]).rstrip() + "\n\n")
+    except OSError as failure:
+        return f"Its traceback could not be written to {file}: {failure}"
+    return f"Its traceback is in {file}."
+
+
+@contextmanager
+def recording_errors(file: Path) -> Iterator[None]:
+    """Append the tracebacks of errors in user code to a file; their messages name it."""
+    try:
+        yield
+    except ContractError as error:
+        if user_traceback(error):
+            error.args = (f"{error} {record_error(error, file)}",)
+        raise
 
 
 @contextmanager

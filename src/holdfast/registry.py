@@ -6,6 +6,7 @@ from importlib.metadata import EntryPoint, distributions, entry_points
 from typing import Any, Generic, TypeVar, final
 
 from holdfast.errors import ConfigError, HoldfastError, did_you_mean, error_text
+from holdfast.install import install_command
 from holdfast.trust import require_trust
 
 Base = TypeVar("Base")
@@ -48,7 +49,7 @@ def load_module(name: str, module: str, key: str) -> Any:
         # An extra of the package's own name: "popgym<2; extra == 'popgym'".
         needs = [line.rstrip("'\"") for holdfast in distributions(name="holdfast") for line in holdfast.requires or ()]
         if package and any(line.startswith(package) and line.endswith(package) for line in needs):
-            raise ConfigError(f"{key}{name}: {package} is not installed; pip install 'holdfast[{package}]'.") from error
+            raise ConfigError(f"{key}{name}: {package} is not installed; {install_command(package)}.") from error
         missing_itself = error.name is not None and module.startswith(error.name)
         hint = "is it on the Python path?" if missing_itself else f"{module} imports it."
         raise ConfigError(f"{key}{name}: {error}; {hint}") from error

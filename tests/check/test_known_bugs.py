@@ -19,7 +19,34 @@ pytestmark = pytest.mark.usefixtures("annotations_asleep")
 SEGMENTS = STEPS // HORIZON
 
 
-@pytest.mark.parametrize("exhibit", WRONG, ids=lambda exhibit: exhibit.name)
+SLOW_WRONG = (
+    "LateClear",
+    "ClearsOnTerminatedOnly",
+    "NoClearInFloat32",
+    "NoClearInTraining",
+    "StartsEveryCallFromZeros",
+    "An evaluation without flags",
+    "TimeAndBatchSwapped",
+    "KeepsReplayOutputs",
+)
+"""Seconds each, and another exhibit has the same pattern."""
+SLOW_RIGHT = (
+    "fast",
+    "hand-written LSTMWrapper",
+    "nn.GRU, 3 layers",
+    "nn.RNN",
+    "nn.GRUCell",
+    "CleanRL style, GRU, 2 layers",
+    "four rollouts of one segment",
+)
+
+
+def wrong(exhibit):
+    marks = [pytest.mark.slow] * (exhibit.name in SLOW_WRONG)
+    return pytest.param(exhibit, marks=marks, id=exhibit.name)
+
+
+@pytest.mark.parametrize("exhibit", [wrong(exhibit) for exhibit in WRONG])
 def test_known_bug_breaks_its_law_and_is_diagnosed(exhibit):
     context = prepare(exhibit.make())
     (law,) = diagnose(context, list(measure(context, [exhibit.law])))
@@ -28,13 +55,13 @@ def test_known_bug_breaks_its_law_and_is_diagnosed(exhibit):
     assert ("No known pattern" in law.finding) == (exhibit.pattern is None)
 
 
-def is_slow(name):
-    """Holdfast's own policies have the most measurements, of 8 to 18 s."""
-    many = name.startswith("RecurrentPolicy") and name != "RecurrentPolicy, 1 layer"
-    return many or name in ("fast", "hand-written LSTMWrapper")
+def right(name):
+    """Holdfast's own policies have the most measurements, of 8 to 18 s; tests/check/test_laws.py checks one."""
+    slow = name.startswith("RecurrentPolicy") or name in SLOW_RIGHT
+    return pytest.param(name, marks=[pytest.mark.slow] * slow)
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * is_slow(name)) for name in RIGHT])
+@pytest.mark.parametrize("name", [right(name) for name in RIGHT])
 def test_correct_policy_obeys_every_law(name):
     context = prepare(RIGHT[name]())
     laws = list(measure(context))
@@ -44,6 +71,10 @@ def test_correct_policy_obeys_every_law(name):
 
 
 def test_exhibits_cover_all_laws_and_phases():
+    fast = [exhibit for exhibit in WRONG if exhibit.name not in SLOW_WRONG]
+    assert len(WRONG) - len(fast) == len(SLOW_WRONG)
+    assert {exhibit.pattern for exhibit in fast} == {exhibit.pattern for exhibit in WRONG}
+    assert set(SLOW_RIGHT) <= RIGHT.keys()
     assert len({exhibit.name for exhibit in WRONG}) == len(WRONG) >= 30
     assert len(RIGHT) >= 15
     assert {exhibit.side for exhibit in WRONG} == {"everywhere", "rollout", "buffer", "update", "evaluation"}

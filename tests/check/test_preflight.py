@@ -82,7 +82,11 @@ def test_correct_policy_obeys_every_law_in_bfloat16():
 
 @pytest.mark.parametrize(
     ("name", "memory"),
-    [("fast", "gru"), ("fast", "minlstm"), pytest.param("component:latent_attn_tiny", "lstm", marks=pytest.mark.slow)],
+    [
+        ("fast", "gru"),
+        pytest.param("fast", "minlstm", marks=pytest.mark.slow),
+        pytest.param("component:latent_attn_tiny", "lstm", marks=pytest.mark.slow),
+    ],
 )
 def test_builtin_policies_replay_clear_and_agree_in_bfloat16(name, memory):
     world = make_world("recall", agents=1)

@@ -26,11 +26,10 @@ def test_actions_do_not_depend_on_the_number_of_agents_or_steps():
     assert actions.unique().tolist() == [0, 1, 2]
 
 
-def test_a_fifth_of_box_actions_lie_outside_of_the_box():
+def test_box_actions_lie_in_all_of_the_box():
     actions = script(WorldSpec((1,), (), action=spaces.Box(-1, 1, (2,))), 50, 40)
     assert actions.shape == (40, 50, 2)
-    assert 0.15 < (actions.abs() > 1).float().mean() < 0.25
-    assert actions.abs().max() <= 1.25
+    assert 0.99 < actions.abs().max() <= 1
     choices = script(WorldSpec((1,), (), action=spaces.MultiDiscrete([2, 5])), 50, 40)
     assert (choices.amax((0, 1)) + 1).tolist() == [2, 5]
 

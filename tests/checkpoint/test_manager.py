@@ -199,6 +199,12 @@ def test_save_final_saves_the_last_iteration_between_intervals(tmp_path):
     assert manager.save_final() == f"saved {tmp_path}/checkpoints/000003"
 
 
+def test_before_the_first_iteration_it_says_that_nothing_is_trained(tmp_path):
+    manager = make_manager(RunDir(tmp_path))
+    manager.save_if_due(snapshot(0))
+    assert manager.save_final() == f"no iteration is complete; the untrained policy is in {tmp_path}/checkpoints/000000"
+
+
 def test_a_run_folder_deleted_during_training_is_reported_and_written_again(tmp_path):
     folder, log = RunDir(tmp_path / "x"), []
     folder.path.mkdir()

@@ -92,3 +92,12 @@ def test_policy_without_reset_breaks_clear_with_a_pattern():
     assert laws["clear"].pattern is not None
     assert laws.reach is not None
     assert len(laws) == 9
+
+
+def test_progress_is_printed_every_ten_seconds_where_there_is_no_terminal(capsys, monkeypatch):
+    clock = iter([0.0, 5.0, 10.0, 10.0, 15.0, 20.0, 20.0])
+    monkeypatch.setattr(check.time, "monotonic", lambda: next(clock))
+    progress = check.PlainProgress()
+    for text in ("a", "b", "c", "d"):
+        progress(text)
+    assert capsys.readouterr().err == "holdfast: b\nholdfast: d\n"

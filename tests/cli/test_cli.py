@@ -137,8 +137,8 @@ def test_invalid_batch_size_shows_the_arithmetic(refused):
 
 def test_missing_tracker_package_names_its_extra(refused, monkeypatch):
     monkeypatch.setattr("holdfast.report.trackers.find_spec", lambda name: None)
-    assert "pip install 'holdfast[wandb]'" in refused("wandb=offline")
-    assert "pip install 'holdfast[track]'" in refused("tensorboard=on")
+    assert "[wandb]'" in refused("wandb=offline")
+    assert "[track]'" in refused("tensorboard=on")
 
 
 def test_unknown_component_graph_suggests_one(refused):
@@ -245,10 +245,39 @@ def test_train_help_is_complete_on_a_narrow_terminal(capsys, monkeypatch):
     (header,) = (line for line in lines if line.startswith("key "))
     meanings, key = {}, ""
     for line in lines[lines.index(header) + 1 :]:
+        if re.fullmatch(r"([\w.]+:)? *", line):
+            # The line above a section.
+            continue
         key = line.split(" ")[0] or key
         meanings.setdefault(key, []).append(line[header.index("meaning") :].strip())
     joined = {key: " ".join(lines) for key, lines in meanings.items()}
     assert joined == {key: field.description for key, field in all_keys().items()}
+
+
+@pytest.mark.parametrize(("section", "count"), [("trainer.ppo", 15), ("trainer", 50), ("run", 11), ("memory", 1)])
+def test_train_help_shows_one_section(section, count, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["train", "--help", section]) == 0
+    shown = {line.split(" ")[0] for line in capsys.readouterr().out.splitlines()} & set(all_keys())
+    prefix = "" if section == "run" else f"{section}."
+    assert shown == {key for key in all_keys() if key.startswith(prefix) and ("." in key or not prefix)} - (
+        {key for key in all_keys() if "." in key} if section == "run" else set()
+    )
+    assert len(shown) >= count
+    assert main(["train", "--help", "trainer.pop"]) == 2
+    assert "did you mean trainer.ppo?" in capsys.readouterr().err
+
+
+def test_help_version_and_typos_are_answered_without_importing_torch(tmp_path):
+    code = (
+        "import sys; from holdfast.cli import main\n"
+        "codes = [main(words.split()) for words in ('--help', '--version', 'trian', 'train trainer.ppo.gama=1')]\n"
+        "assert codes == [0, 0, 2, 2], codes\n"
+        "assert 'torch' not in sys.modules"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "did you mean trainer.ppo.gamma?" in result.stderr
 
 
 @pytest.mark.parametrize("args", [[], ["fast", "--what"], ["fast", "other"]])

@@ -41,18 +41,41 @@ def file(run, tmp_path_factory):
     return out
 
 
-@pytest.mark.slow
-def test_play_onnx_example_needs_neither_torch_nor_holdfast(file):
+def play_onnx(*args):
     code = (
         "import runpy, sys\n"
         "sys.modules['torch'] = sys.modules['holdfast'] = sys.modules['tensordict'] = None\n"
-        f"sys.argv = ['play_onnx.py', {str(file)!r}]\n"
+        f"sys.argv = ['play_onnx.py', {', '.join(map(repr, map(str, args)))}]\n"
         f"runpy.run_path({str(EXAMPLE)!r})\n"
     )
-    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.slow
+def test_play_onnx_example_needs_neither_torch_nor_holdfast(file):
+    process = play_onnx(file)
     assert process.returncode == 0, process.stderr
     assert len(process.stdout.splitlines()) == 20
     assert len(EXAMPLE.read_text().splitlines()) <= 25
+
+
+def test_play_onnx_example_without_a_file_says_how_to_call_it():
+    process = play_onnx()
+    assert (process.returncode, process.stdout) == (1, "")
+    assert process.stderr.startswith("usage: python play_onnx.py policy.onnx; holdfast export runs/NAME --to onnx")
+    assert process.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("keys", [{"world.previous_action": True}, {"memory.clear_on": "trial"}])
+def test_play_onnx_example_reads_every_signature(tmp_path, capfd, keys):
+    """A Dict observation is several inputs; `clear_on=trial` adds an input."""
+    base = {**LEAST, "policy": "fast", "world": "gym:CartPole-v1", "runs_dir": str(tmp_path)}
+    run = holdfast.train(None, {**base, **keys})
+    assert main(["export", str(run.folder), "--to", "onnx"]) == 0
+    capfd.readouterr()
+    process = play_onnx(run.folder / "policy.onnx")
+    assert process.returncode == 0, process.stderr
+    assert len(process.stdout.splitlines()) == 20
 
 
 def test_export_torch_into_the_run(run, capfd):

@@ -5,11 +5,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from holdfast.config.run import Config, all_keys, override, read_config
+from holdfast.config.run import OTHER_NAMES, Config, all_keys, lookup, override, read_config
 from holdfast.config.trainer import TrainerConfig
 from holdfast.errors import ConfigError
 from holdfast.recipes import find_recipe
-from holdfast.report.text import lookup
 
 BASE = find_recipe("recall")
 
@@ -122,6 +121,14 @@ def test_every_key_has_a_description_and_a_value():
     assert all(lookup(BASE, key) is not ... for key in keys)
 
 
+def test_names_of_other_libraries_lead_to_keys_that_exist():
+    names = [re.split(r"[ =]", name)[0] for name in OTHER_NAMES]
+    assert set(names) - {"world"} <= set(all_keys())
+    words = [word for words in OTHER_NAMES.values() for word in words]
+    assert len(words) == len(set(words))
+    assert not set(words) & set(all_keys())
+
+
 @pytest.mark.parametrize("key", [key for key in all_keys() if not key.endswith(("beta1", "beta2"))])
 def test_did_you_mean_for_misspelt_keys(key):
     for place in range(1, len(key)):
@@ -145,6 +152,15 @@ def test_did_you_mean_for_misspelt_keys(key):
         ("agents", "world.agents"),
         ("name", "world.name or policy.name or trainer.optimizer.name"),
         ("Seed", "seed"),
+        ("lr", "trainer.optimizer.learning_rate"),
+        ("trainer.lr", "trainer.optimizer.learning_rate"),
+        ("n_envs", "world.agents"),
+        ("num_envs", "world.agents"),
+        ("n_steps", "trainer.batch_size (steps of all agents)"),
+        ("n_epochs", "trainer.update_epochs"),
+        ("ent_coef", "trainer.ppo.ent_coef"),
+        ("clip_range", "trainer.ppo.clip_coef"),
+        ("env_id", "world=gym:ID"),
     ],
 )
 def test_did_you_mean_for_keys_without_path(word, key):

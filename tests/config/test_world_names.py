@@ -180,7 +180,7 @@ def test_user_world_import_errors(name, message):
 
 
 def test_world_key_errors():
-    with pytest.raises(ConfigError, match=r"tmaze has name, agents, corridor, limit; delay belongs to recall, "):
+    with pytest.raises(ConfigError, match=r"agents, clip_reward, corridor, limit; delay belongs to recall, "):
         override(BASE, {"world": "tmaze", "world.delay": 3})
     with pytest.raises(ConfigError, match=r"set arguments of the environment with world.options='\{size: ...\}'"):
         override(BASE, {"world": "gym:CartPole-v1", "world.size": 3})

@@ -12,6 +12,7 @@ from holdfast.errors import ConfigError
 from holdfast.recipes import find_recipe
 from holdfast.registry import load_object
 from holdfast.report.text import config_difference
+from holdfast.worlds.make import TRAINER_KEYS
 
 BASE = find_recipe("recall")
 SIZES = {"trainer.batch_size": 96 * 64, "trainer.minibatch_size": 96 * 64, "world.agents": 96}
@@ -25,8 +26,8 @@ def constructor(name):
 def test_config_defaults_match_constructors(name):
     taken = inspect.signature(constructor(name)).parameters
     fields = WORLD_CONFIGS[name].model_fields
-    assert set(fields) - {"name"} == set(taken) - {"seed", "device"}
-    assert {key: field.default for key, field in fields.items() if key not in ("name", "agents")} == {
+    assert set(fields) - {"name", "clip_reward"} == set(taken) - {"seed", "device"}
+    assert {key: field.default for key, field in fields.items() if key not in TRAINER_KEYS} == {
         key: each.default for key, each in taken.items() if key not in ("agents", "seed", "device")
     }
     assert all(field.description for field in fields.values())
@@ -52,10 +53,15 @@ def test_override_world_resets_its_keys():
         override(BASE, {"world": "tmaze", "world.corridor": 0})
     assert override(config, {"seed": 3}).world.corridor == 6
     rows = [str(cell) for cell in config_difference(BASE, config).columns[0].cells]
-    assert {"world.name", "world.corridor", "world.limit"} <= set(rows)
+    assert {"world.name", "world.corridor"} <= set(rows)
+    # Not changed: it has its default.
+    assert "world.limit" not in rows
 
 
 def test_unknown_world_errors():
+    for name in ("CartPole-v1", "ALE/Pong-v5", "MiniGrid-DoorKey-5x5-v0"):
+        with pytest.raises(ConfigError, match=rf"={name}: there is no such world; did you mean gym:{name}\?$"):
+            override(BASE, {"world": name})
     with pytest.raises(ConfigError, match=r"=reacll: there is no such world; did you mean recall\?"):
         override(BASE, {"world": "reacll"})
     with pytest.raises(ConfigError, match="choose from recall, repeat_first"):

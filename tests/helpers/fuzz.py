@@ -192,17 +192,19 @@ def table(cases):
     return "\n".join([f"{'':16}" + "".join(f"{outcome:>10}" for outcome in OUTCOMES), *rows])
 
 
-def print_cases(cases):
-    """Print the bad cases and the table."""
+def print_cases(cases, count):
+    """Print each bad case as it comes, and the table after every 500 cases and at the end."""
+    counted = []
     for case in cases:
+        counted.append(case)
         if case[4] in BAD:
-            print(*case[:5], case[5][-1500:], sep=" | ")
-    print(table(cases))
+            print(*case[:5], case[5][-1500:], sep=" | ", file=sys.stderr, flush=True)
+        if len(counted) == count or len(counted) % 500 == 0:
+            print(f"{len(counted)} of {count} cases", table(counted), sep="\n", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    number, seed = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-        run = make_run(Path(folder))
-        cases = list(fuzz(run, int(sys.argv[1]), seed=int(sys.argv[2]) if len(sys.argv) > 2 else 0))
-    print_cases(cases)
+        print_cases(fuzz(make_run(Path(folder)), number, seed), number)

@@ -266,8 +266,6 @@ def inject(base, count, seed, verbs=tuple(SHARES)):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    number, seed = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-        base = make_run(Path(folder))
-        seed, verbs = int(sys.argv[2]) if len(sys.argv) > 2 else 0, sys.argv[3:] or tuple(SHARES)
-        cases = list(inject(base, int(sys.argv[1]), seed, verbs))
-    print_cases(cases)
+        print_cases(inject(make_run(Path(folder)), number, seed, sys.argv[3:] or tuple(SHARES)), number)

@@ -54,7 +54,7 @@ class Plain(holdfast.RecurrentPolicy):
 @pytest.mark.parametrize(
     "keys",
     [
-        ("trainer.total_timesteps=100_000", "world.agents=64", "trainer.batch_size=1024"),
+        ("trainer.total_timesteps=40_000", "world.agents=64", "trainer.batch_size=1024"),
         pytest.param(
             (
                 "policy=test_endurance:Plain",
@@ -65,7 +65,7 @@ class Plain(holdfast.RecurrentPolicy):
             marks=pytest.mark.slow,
         ),
     ],
-    ids=["100k", "3M"],
+    ids=["40k", "3M"],
 )
 def test_process_memory_does_not_grow(tmp_path, keys):
     size = keys[-1].replace("batch_size", "minibatch_size")
@@ -81,8 +81,10 @@ def test_process_memory_does_not_grow(tmp_path, keys):
     assert "ALARM" not in result.stdout
     lines = (tmp_path / "long" / "machine.jsonl").read_text().splitlines()
     process_bytes = [json.loads(line)["machine/process_bytes"] for line in lines]
-    early, late = process_bytes[len(process_bytes) // 20], process_bytes[-1]
-    assert abs(late - early) <= 0.02 * early, f"{early} bytes after 5 %, {late} at the end"
+    # Allocators and caches fill in the first iterations.
+    settled = max(4, len(process_bytes) // 20)
+    early, late = process_bytes[settled], process_bytes[-1]
+    assert abs(late - early) <= 0.02 * early, f"{early} bytes after {settled} iterations, {late} at the end"
 
 
 @pytest.mark.slow

@@ -176,7 +176,7 @@ def test_errors_of_restarted_workers_are_logged(tmp_path, capsys):
     }
     run = train(tmp_path, "x", 2, trainer__restart_workers=True, **keys)
     assert run.finished
-    text = (run.folder / "crashed_workers.txt").read_text()
+    text = (run.folder / "error.txt").read_text()
     assert text.startswith("Worker 0 of 2 (helpers.faulty_worlds:Faulty, agents 0 to 1) failed")
     assert "in _raise" in text
     assert "Restarted: its 4 agents start new episodes." in " ".join(capsys.readouterr().out.split())
@@ -308,8 +308,9 @@ def test_fifty_faults_leave_checkpoints_processes_and_memory_clean(tmp_path, cap
 def test_run_ended_by_a_worker_resumes(tmp_path):
     keys = {"world": "helpers.faulty_worlds:Faulty", "world__delay": None, "world__when": 20}
     full_run = train(tmp_path, "whole", 2, **keys, world__marker=str(tmp_path))
-    with pytest.raises(WorkerError, match=r"(?s)the bottom fell out.*last actions \[.*in _raise"):
+    with pytest.raises(WorkerError, match=r"the bottom fell out.*last actions \[.*Its traceback is in .*error.txt\."):
         train(tmp_path, "parts", 2, **keys, world__marker=str(tmp_path / "marker"))
+    assert "in _raise" in (tmp_path / "parts" / "error.txt").read_text()
     saved, _ = iterations_saved(tmp_path / "parts")
     assert saved == 2
     assert holdfast.train(resume=tmp_path / "parts").finished

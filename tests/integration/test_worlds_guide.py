@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from holdfast.cli import main
 from holdfast.config.worlds import WORLD_CONFIGS
 from holdfast.policies import make_policy
 from holdfast.registry import load_object
@@ -68,14 +69,20 @@ def test_guide_world_passes_the_check_and_is_learned(folder):
     ],
     ids=["first", "ends", "nan", "shape", "raises"],
 )
-def test_mistake_in_the_guide_world_is_a_one_line_error(folder, old, new, message):
+def test_mistake_in_the_guide_world_is_a_one_line_error(
+    folder, old, new, message, monkeypatch, capsys, annotations_asleep
+):
     text = (folder / "echo.py").read_text()
     assert old in text
     (folder / "echo.py").write_text(text.replace(old, new, 1))
-    process = holdfast(folder, "train", "world=echo:Echo", "policy=auto", "policy.hidden_size=8", "run=x")
-    assert process.returncode == 1
-    assert re.fullmatch(rf"holdfast: World Echo, .*{message}.*\n", process.stderr), process.stderr
-    assert holdfast(folder, "check", "world:echo:Echo").returncode == 1
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    sys.modules.pop("echo", None)
+    assert main(["train", "world=echo:Echo", "policy=auto", "policy.hidden_size=8", "run=x"]) == 1
+    error = capsys.readouterr().err
+    assert re.fullmatch(rf"holdfast: World Echo, .*{message}.*\n", error), error
+    assert main(["check", "world:echo:Echo"]) == 1
+    sys.modules.pop("echo")
 
 
 def test_guide_tokens_are_read_by_a_policy():

@@ -85,7 +85,7 @@ def test_torch_export_equals_the_policy(tmp_path):
     program = torch.export.load(file, extra_files=metadata)
     assert json.loads(json.loads(metadata[METADATA])["actions"]) == ["a", "b", "c"]
     outputs = program.module()(step.random_inputs(2, torch.Generator()))
-    assert list(outputs) == ["logits", "value", "h_out", "c_out"]
+    assert list(outputs) == ["action", "logits", "value", "h_out", "c_out"]
 
 
 def test_onnx_names_shapes_and_metadata(tmp_path, capfd):
@@ -101,6 +101,7 @@ def test_onnx_names_shapes_and_metadata(tmp_path, capfd):
         "first": ["batch"],
     }
     assert {node.name: node.shape for node in session.get_outputs()} == {
+        "action": ["batch"],
         "logits": ["batch", 3],
         "value": ["batch"],
         "h_out": ["batch", 2, 6],
@@ -230,7 +231,7 @@ def test_data_dependent_policy_cannot_be_exported(tmp_path):
 
 def test_missing_onnx_names_the_extra(tmp_path, monkeypatch):
     monkeypatch.setattr("holdfast.play.export.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"onnx, onnxscript, onnxruntime: pip install 'holdfast\[export\]'"):
+    with pytest.raises(ConfigError, match=r"onnx, onnxscript, onnxruntime: pip install .*\[export\]'"):
         exported(small_step(), tmp_path)
 
 

@@ -166,7 +166,7 @@ def test_failed_download_raises_on_one_line():
 
 def test_missing_hub_package_names_the_extra(run, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "holdfast.play.hub", None)
-    with pytest.raises(ConfigError, match=r"pip install 'holdfast\[hub\]'"):
+    with pytest.raises(ConfigError, match=r"pip install .*\[hub\]'"):
         holdfast.load(run.folder).save_pretrained(tmp_path)
 
 

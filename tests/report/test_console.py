@@ -258,3 +258,17 @@ def test_ctrl_c_restores_the_terminal_and_resize_redraws():
     assert b"\x1b[?25h" in last
     assert b"\x1b[?25l" not in last.rpartition(b"\x1b[?25h")[2]
     assert after == before
+
+
+def test_a_resumed_run_goes_on_with_its_clock_and_curve(terminal, monkeypatch):
+    clock = iter([0.0, 10.0, 10.0, 10.0, 10.0, 10.0])
+    monkeypatch.setattr(console.time, "perf_counter", lambda: next(clock, 10.0))
+    run_console = RunConsole(40, terminal, first_iteration=20)
+    run_console.restore(600.0, [0.0, 1.0, 2.0])
+    with run_console:
+        run_console.show(metrics_at(3000, **{"charts/episodic_return": 3.0}))
+    text = terminal.file.getvalue()
+    assert "10:10 elapsed" in text
+    # By the pace of this process: ten iterations in ten seconds.
+    assert "0:10 left" in text
+    assert "▁▃▆█" in text

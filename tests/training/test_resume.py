@@ -168,6 +168,12 @@ def test_every_kind_of_run_resumes_bit_for_bit(tmp_path, monkeypatch, kind):
     }
 
 
+@pytest.fixture(scope="module")
+def full_run(tmp_path_factory):
+    """A run that was not interrupted."""
+    return run(tmp_path_factory.mktemp("full"), "whole")
+
+
 CALLS = [
     (Collector, "_env_step", 8),
     (Learner, "_minibatch_step", 2),
@@ -179,8 +185,7 @@ CALLS = [
 """Methods, and how often an iteration calls them."""
 
 
-def test_first_signal_completes_the_iteration_and_resumes_bit_for_bit(tmp_path, monkeypatch, capsys):
-    full_run = run(tmp_path, "whole")
+def test_first_signal_completes_the_iteration_and_resumes_bit_for_bit(full_run, tmp_path, monkeypatch, capsys):
     with monkeypatch.context() as patched:
         stopping(patched, Learner, "_minibatch_step", 9, request_stop)
         parts = run(tmp_path, "parts")
@@ -204,9 +209,8 @@ def test_second_signal_during_the_final_save_does_not_break_it(tmp_path, monkeyp
 
 @settings(deadline=None, max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
-def test_runs_interrupted_anywhere_and_repeatedly_resume_bit_for_bit(tmp_path_factory, data):
-    folder = tmp_path_factory.mktemp("runs")
-    full_run, resumed = run(folder, "whole"), None
+def test_runs_interrupted_anywhere_and_repeatedly_resume_bit_for_bit(full_run, tmp_path_factory, data):
+    folder, resumed = tmp_path_factory.mktemp("runs"), None
     for _ in range(data.draw(st.integers(1, 3), label="interruptions")):
         cls, method, often = data.draw(st.sampled_from(CALLS), label="method")
         call = data.draw(st.integers(1, 6 * often), label="call")
@@ -230,8 +234,7 @@ def test_teachers_memory_is_restored_on_resume(tmp_path, monkeypatch):
     assert "live_memories.safetensors" in manifest["files"]
 
 
-def test_an_error_in_an_update_loses_no_complete_iteration(tmp_path, monkeypatch):
-    full_run = run(tmp_path, "whole")
+def test_an_error_in_an_update_loses_no_complete_iteration(full_run, tmp_path, monkeypatch):
 
     def fail():
         raise CrashError

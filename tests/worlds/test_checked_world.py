@@ -220,7 +220,7 @@ def test_exception_of_a_world_names_the_step():
         raise ValueError("no such\n  thing")
 
     world = CheckedWorld(at(3, fail))
-    message = r"^World Liar, step 3: it raised ValueError: no such thing \(test_checked_world.py, line \d+\)\.$"
+    message = r"^World Liar, step 3: it raised ValueError: no such thing \(test_checked_world.py:\d+\)\.$"
     with pytest.raises(ContractError, match=message) as caught:
         live(world, 8, lambda obs, first: torch.zeros(A, dtype=torch.long))
     assert isinstance(caught.value.__cause__, ValueError)

@@ -27,10 +27,7 @@ StepTensors = dict[str, Tensor]
 def script(
     spec: WorldSpec, agents: int, steps: int, version: int = 0, device: torch.device | None = None
 ) -> Shaped[Tensor, "N A *action"]:
-    """Draw actions as a function of (version, agent, step), whatever the number of agents.
-
-    A fifth of the draws of a Box lies outside of it: policies return raw samples, and the world clips.
-    """
+    """Draw actions as a function of (version, agent, step), whatever the number of agents."""
     space = spec.action
     width = 1 if space is None else space.shape[0]
     count = torch.arange(steps * width, device=device).view(steps, 1, width)
@@ -39,7 +36,7 @@ def script(
         low, high = (torch.as_tensor(edge).to(count.device).nan_to_num() for edge in (space.low, space.high))
         low, high = low.clamp(min=-2.0), high.clamp(max=2.0)
         share = rng.uniform(version, STREAM_SCRIPT, agent, count)
-        return low + (1.25 * share - 0.125) * (high - low)
+        return torch.minimum(low + share * (high - low), high)
     sizes = [len(spec.action_names)] if space is None else space.nvec.tolist()
     columns = [
         rng.randint(int(size), version, STREAM_SCRIPT, agent[..., 0], count[..., at]) for at, size in enumerate(sizes)

@@ -97,6 +97,8 @@ class CheckpointManager:
             return "no checkpoint is saved: no complete iteration has finite weights."
         if has_nan:
             return f"non-finite weights are not saved; the last finite ones are in {self.latest}"
+        if not self._on_disk:
+            return f"no iteration is complete; the untrained policy is in {self.latest}"
         return f"{verb} {self.latest}"
 
     def _last_checkpoint(self) -> str:

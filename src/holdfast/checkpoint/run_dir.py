@@ -42,6 +42,8 @@ GRAPH = "agent.yaml"
 PACKAGES = ("torch", "tensordict", "numpy", "pydantic", "safetensors")
 NUMBERED = re.compile(r"\d{6,}")
 """A checkpoint's name: its iteration."""
+ERRORS = "error.txt"
+"""Errors of environments and workers, with their tracebacks."""
 LOG_FILES = ("metrics.jsonl", "machine.jsonl", "trace.txt")
 """Files that grow line by line."""
 Log = Callable[[str], object]
@@ -80,7 +82,7 @@ class RunDir:
 
     def require_plain_logs(self) -> None:
         """Raise if a file that grows is a link: resuming would change a file outside of the run."""
-        for file in [*self._log_files, *(self.path / name for name in ("command.txt", "crashed_workers.txt", ".lock"))]:
+        for file in [*self._log_files, *(self.path / name for name in ("command.txt", ERRORS, ".lock"))]:
             if file.is_symlink():
                 raise ConfigError(f"{file} is a link to {os.readlink(file)}; replace it by a copy of that file.")
 

@@ -3,13 +3,9 @@
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 
-from holdfast.cli.bench import run_bench
-from holdfast.cli.check import run_check
-from holdfast.cli.eval import run_eval
-from holdfast.cli.export import run_export
-from holdfast.cli.train import run_train
 from holdfast.errors import ConfigError, HoldfastError, did_you_mean
 from holdfast.version import __version__
 
@@ -17,12 +13,14 @@ __all__ = ["main"]
 
 OK, FAILED, USAGE_ERROR, BROKEN_PIPE = 0, 1, 2, 141
 
-VERBS = {"train": run_train, "eval": run_eval, "check": run_check, "export": run_export, "bench": run_bench}
+VERBS = ("train", "eval", "check", "export", "bench")
+"""Each is `run_VERB` in a module of its name, imported when it is called: torch takes seconds."""
 
 HELP = """usage: holdfast VERB ...
 
   train [RECIPE] key=value ...   train a recurrent policy
   train --resume runs/NAME       resume an interrupted run
+  train --help trainer.ppo       describe the keys of a section, or of a world: --help world=gym:CartPole-v1
   eval runs/NAME                 evaluate a run's policy on held-out episodes, with memory or ablated
   check TARGET                   test a policy's memory, or a world's contract
   export RUN --to onnx|torch     export a policy as a single-step model
@@ -66,6 +64,6 @@ def _dispatch(args: list[str]) -> int:
         print(f"holdfast {__version__}")
         return OK
     if args[0] in VERBS:
-        return VERBS[args[0]](args[1:])
+        return getattr(import_module(f"holdfast.cli.{args[0]}"), f"run_{args[0]}")(args[1:])
     hint = did_you_mean(args[0], VERBS, f"choose from {', '.join(VERBS)}; see holdfast --help.")
     raise ConfigError(f"There is no verb {args[0]!r}; {hint}")

@@ -5,6 +5,7 @@ import inspect
 import json
 import re
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
@@ -31,6 +32,8 @@ from holdfast.trust import trusting
 from holdfast.worlds import closing_world
 
 WORLD = "world:"
+PROGRESS_S = 10.0
+"""Seconds between two lines of progress where there is no terminal."""
 
 
 def find_target(target: str, obs: str | None = None) -> PolicyAdapter:
@@ -60,6 +63,19 @@ def find_target(target: str, obs: str | None = None) -> PolicyAdapter:
 def to_stderr(text: str) -> None:
     """Print a message to standard error."""
     print(f"holdfast: {text}", file=sys.stderr)
+
+
+class PlainProgress:
+    """Prints what is being measured to standard error, every ten seconds at most."""
+
+    def __init__(self) -> None:
+        self._next_line = time.monotonic() + PROGRESS_S
+
+    def __call__(self, text: str) -> None:
+        """Print a text, if ten seconds have passed since the last."""
+        if time.monotonic() >= self._next_line:
+            self._next_line = time.monotonic() + PROGRESS_S
+            to_stderr(text)
 
 
 def find_run(name: str) -> Path:
@@ -138,10 +154,11 @@ def run_check(args: Sequence[str]) -> int:
         target_object = _find_target_object(target, keys, options)
         conditions = Conditions(options.device or "cpu", options.precision, options.kernel)
         with screen.status("") as status:
+            update = status.update if screen.is_terminal else PlainProgress()
             if isinstance(target_object, WorldUnderTest):
-                laws = run_world_laws(target_object, status.update)
+                laws = run_world_laws(target_object, update)
             else:
-                laws = run_laws(target_object, status.update, conditions=conditions)
+                laws = run_laws(target_object, update, conditions=conditions)
     if options.json:
         print(json.dumps(laws.as_json(), indent=2))
     else:

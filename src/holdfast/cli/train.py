@@ -2,21 +2,19 @@
 
 import shlex
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.table import Column, Table
 
 from holdfast.cli.allocator import keep_freed_memory
 from holdfast.cli.arguments import Parser, add_trust_code, parse_overrides
-from holdfast.config.run import all_keys, override
-from holdfast.config.world_names import FAMILIES, usage
+from holdfast.cli.train_help import TRACED, print_help
+from holdfast.config.run import override
 from holdfast.errors import ConfigError
-from holdfast.recipes import DEFAULT, ELSEWHERE, RECIPES, find_recipe, recipe_for
-from holdfast.report.text import best_returns_line, format_value, lookup
-from holdfast.training.train import RunResult, train
+from holdfast.recipes import find_recipe, recipe_for
 
-TRACED = 42
-"""The agent that `--trace` logs by default."""
+if TYPE_CHECKING:
+    from holdfast.training.train import RunResult
 
 
 def run_train(args: Sequence[str]) -> int:
@@ -28,11 +26,15 @@ def run_train(args: Sequence[str]) -> int:
     options, rest = parser.parse_known_args(args)
     recipe, overrides = parse_overrides([_expand_trace(arg) for arg in rest])
     if options.help:
-        world = overrides.get("world", overrides.get("world.name"))
-        _print_help(recipe or recipe_for(world), world)
+        print_help(recipe, overrides.get("world", overrides.get("world.name")))
         return 0
     if len(options.resume) > 1 or "" in options.resume:
         raise ConfigError("Write --resume with one run's folder, for example: --resume runs/NAME.")
+    if not options.resume:
+        # A typo is answered before torch is imported, which takes seconds.
+        override(find_recipe(recipe or recipe_for(overrides.get("world", overrides.get("world.name")))), overrides)
+    from holdfast.training.train import train
+
     keep_freed_memory()
     resume = next(iter(options.resume), None)
     command = shlex.join(["holdfast", "train", *args])
@@ -49,7 +51,9 @@ def _expand_trace(arg: str) -> str:
     return f"trace={agent}" if equals else f"trace={TRACED}"
 
 
-def _print_result(run: RunResult) -> None:
+def _print_result(run: "RunResult") -> None:
+    from holdfast.report.text import best_returns_line
+
     out = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
     if run.finished:
         for name, intact in run.metrics.items():
@@ -65,40 +69,3 @@ def _print_result(run: RunResult) -> None:
     if run.checkpoint is not None:
         out.print(f"weights {run.checkpoint}/model.safetensors")
     out.print(f"results {run.folder}")
-
-
-def _print_help(recipe: str, world: str | None) -> None:
-    """Print every key with its value in a recipe, for a world if one is named."""
-    out = Console(highlight=False, markup=False, emoji=False)
-    out.print("usage: holdfast train [RECIPE] key=value ...")
-    out.print("       holdfast train --resume runs/NAME [key=value ...] [--trust-code]\n")
-    out.print(f"Recipes: {', '.join(RECIPES)}.")
-    out.print(
-        f"The default is that of world=NAME, {ELSEWHERE} for environments of other packages, else {DEFAULT}. "
-        "Integers may be written 1e6 or 5_000."
-    )
-    out.print("policy=NAME and py_agent=NAME mean policy.name=NAME; world=NAME means world.name=NAME.")
-    out.print("agent=NAME is the same policy as a component graph; agent=FILE.yaml is your own graph.")
-    out.print("schedule.KEY=KIND:END changes a value over the run, to END: linear, cosine, exponential,")
-    out.print(f"logarithmic; constant: no schedule. --trace logs agent {TRACED}'s memory, --trace=N agent N's.")
-    out.print("--trust-code imports the code that a resumed run or a teacher names, not only installed packages.\n")
-    config = override(find_recipe(recipe), {"world": world} if world else {})
-    _print_worlds(out, config.world.name)
-    if config.schedule:
-        schedules = ", ".join(f"schedule.{schedule}" for schedule in config.schedule)
-        out.print(f"{recipe} has {schedules}\n")
-    columns = (Column("key", no_wrap=True), Column(f"in {recipe}", overflow="fold"), "meaning")
-    table = Table(*columns, box=None, padding=(0, 2, 0, 0))
-    for key, field in all_keys(config.world.name).items():
-        value = format_value(lookup(config, key))
-        table.add_row(key, "see above" if key == "schedule" and config.schedule else value, field.description)
-    out.print(table)
-
-
-def _print_worlds(out: Console, besides: str) -> None:
-    out.print(f"Worlds besides {besides}, by world=NAME; --help world=NAME describes their keys:\n")
-    for name, kind in FAMILIES.items():
-        if name != besides:
-            keys = ", ".join(f"world.{key}" for key in kind.model_fields if key not in ("name", "agents"))
-            out.print(f"{usage(name)}: {kind.__doc__}\n  {keys}")
-    out.print("package.module:Class: your own world; its keys are the arguments of its constructor.\n")

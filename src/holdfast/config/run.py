@@ -3,17 +3,45 @@
 import math
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from operator import attrgetter
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
 from holdfast.config.base import ConfigBase, Int, OptionalInt, first_error_message, keys_of, parse_name, parse_optional
-from holdfast.config.trainer import KINDS, SCHEDULED, Schedule, TrainerConfig, check_batch_sizes, check_schedule
-from holdfast.config.world_names import AnyWorldConfig, world_config_class
-from holdfast.config.worlds import WORLD_CONFIGS, RecallConfig
+from holdfast.config.trainer import (
+    KINDS,
+    SCHEDULED,
+    Schedule,
+    TeacherConfig,
+    TrainerConfig,
+    check_batch_sizes,
+    check_schedule,
+)
+from holdfast.config.world_names import AnyWorldConfig, MixturePart, world_config_class
+from holdfast.config.worlds import WORLD_CONFIGS, RecallConfig, WorldConfig
 from holdfast.errors import ConfigError, did_you_mean
 
 SCHEDULE = "schedule."
+OTHER_NAMES = {
+    "trainer.optimizer.learning_rate": ("lr",),
+    "world.agents": ("n_envs", "num_envs", "num_agents", "n_agents", "envs"),
+    "trainer.batch_size (steps of all agents)": ("n_steps", "num_steps", "rollout_length", "train_batch_size"),
+    "trainer.minibatch_size": ("mini_batch_size", "minibatch", "sgd_minibatch_size"),
+    "trainer.update_epochs": ("n_epochs", "num_epochs", "epochs", "num_sgd_iter"),
+    "trainer.total_timesteps": ("timesteps", "total_steps", "n_timesteps", "steps"),
+    "trainer.bptt_horizon": ("seq_len", "sequence_length", "horizon"),
+    "trainer.ppo.gamma": ("discount", "discount_factor"),
+    "trainer.ppo.gae_lambda": ("lam", "lambda", "gae"),
+    "trainer.ppo.ent_coef": ("entropy_coef", "entropy_coeff", "ent"),
+    "trainer.ppo.vf_coef": ("value_coef", "vf_loss_coeff"),
+    "trainer.ppo.clip_coef": ("clip_range", "clip_param", "clip_ratio", "clip"),
+    "trainer.num_workers": ("workers", "n_workers"),
+    "policy.hidden_size": ("lstm_hidden_size", "hidden_dim", "lstm_hidden_dim"),
+    "world=gym:ID": ("env", "env_id", "env_name", "environment"),
+    "run": ("run_name", "exp_name"),
+}
+"""Keys, as a hint writes them, and their names in other libraries."""
 
 
 class PolicyConfig(ConfigBase):
@@ -48,6 +76,10 @@ class PolicyConfig(ConfigBase):
         default="float32", description="compute dtype: float32 or bfloat16; weights and hidden states are float32"
     )
     compile: bool = Field(default=False, description="compile encoder and heads with torch.compile")
+    normalize_obs: bool = Field(
+        default=False, description="normalize numeric observations by their running mean and variance"
+    )
+    normalize_value: bool = Field(default=False, description="scale values by the running mean and variance of returns")
 
 
 class MemoryConfig(ConfigBase):
@@ -132,7 +164,9 @@ def override(config: Config, overrides: Mapping[str, Any]) -> Config:
     keys = all_keys(world)
     tree, changed = config.model_dump(), set()
     if world != config.world.name:
-        tree["world"] = {"name": world}
+        # Batch sizes are made for the recipe's number of agents, unless the new world has a number of its own.
+        has_own_number = keys["world.agents"].default != WorldConfig.model_fields["agents"].default
+        tree["world"] = {"name": world, **({} if has_own_number else {"agents": config.world.agents})}
     if parse_optional(overrides.get("schedule", ())) is None:
         # Before single schedules, whatever the order of the keys.
         tree["schedule"] = ()
@@ -158,6 +192,24 @@ def override(config: Config, overrides: Mapping[str, Any]) -> Config:
         return Config.model_validate(tree)
     except ValidationError as error:
         raise ConfigError(first_error_message(error)) from None
+
+
+def format_value(value: object) -> str:
+    """Format a config value as typed on the command line."""
+    if value is None or value == ():
+        return "none"
+    if isinstance(value, tuple) and all(isinstance(item, MixturePart) for item in value):
+        return " + ".join(f"{item.label} weight={item.weight:g}" for item in value if isinstance(item, MixturePart))
+    if isinstance(value, tuple) and all(isinstance(item, Schedule | TeacherConfig) for item in value):
+        return " + ".join(map(str, value))
+    if isinstance(value, tuple) and all(isinstance(item, str) for item in value):
+        return ",".join(map(str, value))
+    return str(value)
+
+
+def lookup(config: Config, key: str) -> object:
+    """Return the value of a dotted key."""
+    return attrgetter(key)(config)
 
 
 def _merge_schedules(schedules: Iterable[Any], key: str, value: Any, keys: Iterable[str]) -> list[Any]:
@@ -206,6 +258,10 @@ def _hint(key: str, keys: Iterable[str]) -> str:
     if inside:
         return f"it is a branch; its keys are {', '.join(inside[:3])} and so on."
     same_leaf = [name for name in keys if name.rpartition(".")[2] == leaf]
+    elsewhere = [name for name, words in OTHER_NAMES.items() if leaf in words]
+    # Where the leaf is a name of ours, the path is misspelt.
+    if elsewhere and not (same_leaf and "." in key):
+        return f"did you mean {elsewhere[0]}?"
     if same_leaf and "." not in key:
         return f"did you mean {' or '.join(same_leaf)}?"
     return did_you_mean(key, keys, "`holdfast train --help` lists all keys.")

@@ -129,6 +129,9 @@ class TrainerConfig(ConfigBase):
     accumulate: Int = Field(
         default=1, ge=1, description="gradient accumulation: parts a minibatch is split into, to save memory"
     )
+    normalize_reward: bool = Field(
+        default=False, description="divide rewards by the running deviation of discounted returns; scores stay raw"
+    )
     refresh: Literal["once", "epoch"] = Field(
         default="once", description="compute advantages once per update, or before each epoch"
     )

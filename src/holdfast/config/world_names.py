@@ -1,6 +1,7 @@
 """FAMILIES: the registry of worlds by name; the config of user worlds and mixtures."""
 
 import inspect
+import re
 from difflib import get_close_matches
 from functools import lru_cache
 from types import NoneType, UnionType
@@ -15,7 +16,9 @@ from holdfast.errors import ConfigError, did_you_mean
 from holdfast.registry import Registry, import_object
 from holdfast.trust import require_trust
 
-RESERVED = ("agents", "seed", "device", "name", "agents_per_env", "family")
+GYM_ID = re.compile(r"[\w/.-]+-v\d+")
+"""An id of Gymnasium."""
+RESERVED = ("agents", "seed", "device", "name", "agents_per_env", "family", "clip_reward")
 """Parameters of a user world that are no keys: every world gets them, or WorldConfig defines them."""
 TYPED = (bool, int, float, str, tuple, list, dict)
 PLAIN = (*TYPED, NoneType)
@@ -33,6 +36,8 @@ class MixturePart(ConfigBase):
     def _reject_nesting(cls, world: WorldConfig) -> WorldConfig:
         if isinstance(world, MixtureConfig):
             raise ValueError("a mixture has no mixture inside; name all its worlds in one list")
+        if world.clip_reward is not None:
+            raise ValueError("rewards of all worlds are clipped alike; set clip_reward of the mixture")
         return world
 
     @property
@@ -93,6 +98,8 @@ def world_config_class(name: str) -> type[WorldConfig]:
         # Before the cache, which does not know who asks.
         require_trust(name, name.partition(":")[0])
         return _config_of_user_world(name)
+    if GYM_ID.fullmatch(name):
+        raise ConfigError(f"world.name={name}: there is no such world; did you mean gym:{name}?")
     words = [word for word in FAMILIES if ":" not in word and not _takes_id(word)]
     hint = did_you_mean(name, words, f"choose from {', '.join(map(usage, FAMILIES))}.")
     raise ConfigError(

@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from holdfast.config.base import ConfigBase, Int, IntList, IntOrRange, NameList, Options
+from holdfast.config.base import ConfigBase, Int, IntList, IntOrRange, NameList, Options, parse_optional, parse_yaml
+from holdfast.config.wrapper_list import WrapperList
 
 
 @dataclass(frozen=True)
@@ -22,12 +23,25 @@ class Family:
     """What follows the prefix, in help texts."""
     package: str = ""
     """The package it needs."""
-    install: str = ""
-    """How to install it; empty: by the extra of the same name."""
+    needs: str = ""
+    """What its extra, of the same name, needs besides."""
     max_shards: int | None = None
     """Shards that workers may split it into. None: any number. 0: it runs threads of its own."""
     sync: Mapping[str, Any] = field(default_factory=dict)
     """Values that make stepping synchronous."""
+    presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Values of keys, by how the ID starts; they apply unless `wrappers` is set."""
+
+    def with_preset(self, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Add the preset of a world's ID to the keys that are set; options are merged."""
+        env_id = name.rpartition(":")[2]
+        preset = next((preset for start, preset in self.presets.items() if env_id.startswith(start)), None)
+        if preset is None or "wrappers" in values or values.get("vector", "sync") != "sync":
+            return dict(values)
+        options = parse_yaml(values.get("options", {}))
+        if not isinstance(options, dict):
+            return dict(values)
+        return {**preset, **values, "options": {**preset.get("options", {}), **options}}
 
 
 class WorldConfig(ConfigBase):
@@ -38,6 +52,15 @@ class WorldConfig(ConfigBase):
     family: ClassVar[Family] = Family()
     name: str = Field(description="name of the world")
     agents: Int = Field(default=64, ge=1, description="number of parallel agents")
+    clip_reward: Annotated[float | None, BeforeValidator(parse_optional)] = Field(
+        default=None, gt=0, description="clip rewards to [-x,x] in the update (none: off); scores stay raw"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _apply_preset(cls, values: Any) -> Any:
+        is_named = isinstance(values, dict) and isinstance(values.get("name"), str)
+        return cls.family.with_preset(values["name"], values) if is_named else values
 
     @field_validator("name")
     @classmethod
@@ -172,7 +195,7 @@ class _MettaGridBase(WorldConfig):
         "holdfast.worlds.mettagrid:MettaGridWorld",
         ids="package.module:function",
         package="mettagrid",
-        install="pip install 'holdfast[mettagrid]' (Python 3.11 or 3.12)",
+        needs=" (Python 3.11 or 3.12)",
     )
     agent_id: bool = Field(default=False, description="add the agent's id to the observation")
 
@@ -216,17 +239,33 @@ class ExternalEnvConfig(WorldConfig):
     tell_first: bool = Field(default=False, description="add the episode start to the observation")
 
 
+GYM_PRESETS: dict[str, dict[str, Any]] = {
+    "ALE/": {
+        # AtariPreprocessing skips the frames itself: it takes the maximum of the last two.
+        "options": {"frameskip": 1},
+        "wrappers": ("holdfast.worlds.gym.seed_episodes:SeedEpisodes", "gymnasium.wrappers:AtariPreprocessing"),
+        "frame_stack": 4,
+    },
+    "MiniGrid-": {"wrappers": ("minigrid.wrappers:ImgObsWrapper",)},
+    "BabyAI-": {"wrappers": ("minigrid.wrappers:ImgObsWrapper",)},
+}
+"""Usual preprocessing of well-known environments."""
+
+
 class GymConfig(ExternalEnvConfig):
     """A Gymnasium environment: gym:ID, or package.module:Class."""
 
-    family: ClassVar[Family] = Family("holdfast.worlds.gym:GymWorld")
+    family: ClassVar[Family] = Family("holdfast.worlds.gym:GymWorld", presets=GYM_PRESETS)
     vector: Literal["sync", "native"] = Field(
         default="sync", description="sync: SyncVectorEnv; native: the vector environment of the id"
     )
     autoreset: Literal["auto", "same_step", "next_step", "disabled"] = Field(
         default="auto", description="autoreset mode; auto: same_step, or that of a native vector environment"
     )
-    wrappers: NameList = Field(default=(), description="wrappers, innermost first: package.module:Class,...")
+    wrappers: WrapperList = Field(
+        default=(), description="wrappers, innermost first: package.module:Class(argument=value),...; none: no preset"
+    )
+    frame_stack: Int = Field(default=1, ge=1, le=1000, description="observations stacked; 1: the current one alone")
 
 
 class PopGymConfig(GymConfig):
@@ -239,7 +278,9 @@ class PettingZooConfig(ExternalEnvConfig):
     """Parallel environments of PettingZoo, shared by several agents: MODULE or package.module:function."""
 
     family: ClassVar[Family] = Family("holdfast.worlds.pettingzoo:PettingZooWorld", ids="MODULE", package="pettingzoo")
-    wrappers: NameList = Field(default=(), description="wrappers, innermost first: package.module:function,...")
+    wrappers: WrapperList = Field(
+        default=(), description="wrappers, innermost first: package.module:function(argument=value),..."
+    )
 
 
 class EnvpoolConfig(ExternalEnvConfig):

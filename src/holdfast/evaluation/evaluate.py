@@ -136,7 +136,7 @@ class EvalPolicy:
         if frozen_state is not None:
             self._freeze(step, frozen_state)
         self._clock += 1
-        return actions.greedy(td[actions.key]) if self._greedy else td["actions"]
+        return self._policy.env_actions(actions.greedy(td[actions.key]) if self._greedy else td["actions"])
 
     def _ablate_memory(self) -> TensorDict | None:
         """Ablate the states before a step; return a copy of those to freeze."""

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Mapping
 
 import torch
 from tensordict import TensorDictBase
-from torch import distributed
 
 from holdfast.learn.advantage import Targets
 from holdfast.policies import ActionDistribution
+from holdfast.policies.normalization import all_reduce_sum
 from holdfast.types import Bool, Float, Tensor
 
 
@@ -28,13 +28,6 @@ def masked_normalize(x: Float[Tensor, "B T"], valid: Bool[Tensor, "B T"]) -> Flo
 
     centred = x - mean(x)
     return centred / (torch.sqrt(mean(centred.square())) + 1e-8)
-
-
-def all_reduce_sum(total: Tensor) -> Tensor:
-    """Sum a tensor over all processes, in place."""
-    if distributed.is_available() and distributed.is_initialized():
-        distributed.all_reduce(total)
-    return total
 
 
 def policy_loss(
@@ -117,18 +110,21 @@ def ppo_loss(
     vf_coef: float,
     ent_coef: float,
     extra: Mapping[str, tuple[float, Tensor]],
+    value_scale: float | Float[Tensor, ""] = 1.0,
 ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
     """Total loss of replayed steps, and its terms and diagnostics without their graph.
 
     policy_loss + vf_coef value_loss - ent_coef entropy + sum of coefficient * term over `extra`
 
-    `outputs` come from replaying `steps`, whose `act_log_prob` and `values` are those of the rollout.
+    `outputs` come from replaying `steps`, whose `act_log_prob` and `values` are those of the rollout. In the value
+    loss, values and returns are divided by `value_scale`.
     """
     valid = steps["valid"]
     log_ratio = outputs["act_log_prob"] - steps["act_log_prob"]
+    value, old_value, returns = (x / value_scale for x in (outputs["values"], steps["values"], targets.returns))
     terms = {
         "losses/policy_loss": policy_loss(log_ratio, targets.advantages, valid, clip_coef),
-        "losses/value_loss": value_loss(outputs["values"], steps["values"], targets.returns, valid, vf_clip_coef),
+        "losses/value_loss": value_loss(value, old_value, returns, valid, vf_clip_coef),
         "losses/entropy": masked_mean(outputs["entropy"], valid),
     }
     loss = terms["losses/policy_loss"] + vf_coef * terms["losses/value_loss"]

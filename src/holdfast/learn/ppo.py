@@ -14,6 +14,7 @@ from holdfast.learn import losses, optimizers
 from holdfast.learn.advantage import Targets, gae, refresh_bootstrap, vtrace
 from holdfast.learn.nan_report import LossFunction, NonFiniteReport
 from holdfast.learn.replay import burn_in_live, burn_in_rows, measure_staleness, recompute, replay
+from holdfast.learn.rewards import RewardNormalizer
 from holdfast.learn.teachers import TeacherOutput
 from holdfast.policies import LSTMWrapper
 from holdfast.rollout import Collector, Segments
@@ -89,7 +90,8 @@ def compute_loss(
     for teacher in teacher_outputs:
         params = outputs[policy.actions.key]
         action = losses.teacher_action_loss(policy.actions, teacher.params, params, valid)
-        value = losses.teacher_value_loss(teacher.values, outputs["values"], valid)
+        scale = policy.value_scale
+        value = losses.teacher_value_loss(teacher.values / scale, outputs["values"] / scale, valid)
         extra[f"losses/teacher_action@{teacher.name}"] = (teacher.action, action)
         extra[f"losses/teacher_value@{teacher.name}"] = (teacher.value, value)
     return losses.ppo_loss(
@@ -101,6 +103,7 @@ def compute_loss(
         vf_coef=ppo.vf_coef,
         ent_coef=ppo.ent_coef,
         extra=extra,
+        value_scale=policy.value_scale,
     )
 
 
@@ -118,6 +121,8 @@ def weighted_mean(reports: Sequence[Mapping[str, Tensor]], shares: Sequence[Tens
 
 def mean_metrics(reports: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
     """Return means over minibatches, and the replay errors of the first; the host waits for the device here."""
+    if not reports:
+        return {"charts/gradient_steps": 0.0}
     means = {name: _mean(reports, name) for name in reports[0] if name not in MAX_METRICS}
     return means | {
         "charts/gradient_steps": len(reports),
@@ -145,13 +150,17 @@ class UpdateHooks(Protocol):
 class Learner:
     """Updates a policy's weights by PPO on segments."""
 
-    def __init__(self, policy: LSTMWrapper, config: TrainerConfig, seed: int) -> None:
+    def __init__(
+        self, policy: LSTMWrapper, config: TrainerConfig, seed: int, *, clip_reward: float | None = None
+    ) -> None:
         self.policy, self.config, self.seed = policy, config, seed
         self.optimizers = optimizers.make_optimizers(policy, config.optimizer)
         with torch.no_grad():
             self.initial_weights = [weight.clone() for weight in policy.parameters()]
         self.weight_bounds = optimizers.initial_bounds(policy)
         """Largest initial entry of each weight matrix, for weight clipping."""
+        self.clip_reward = clip_reward
+        self.reward_normalizer = RewardNormalizer() if config.normalize_reward else None
 
     def update(
         self,
@@ -162,12 +171,17 @@ class Learner:
         teacher_outputs: Sequence[TeacherOutput] = (),
         hooks: UpdateHooks | None = None,
     ) -> dict[str, float]:
-        """Run the epochs of one update and return its metrics; `config` has the scheduled values."""
+        """Run the epochs of one update and return its metrics; `config` has the scheduled values.
+
+        While the policy's statistics are empty, the rollout only fills them: one update on numbers of any size would
+        saturate the memory for good.
+        """
         config = config or self.config
         optimizers.set_options(self.optimizers, config.optimizer)
+        segments = self._shape_rewards(segments, config.ppo.gamma)
         targets = initial_targets = compute_targets(segments, config.ppo)
         reports, iteration, epochs = list[dict[str, Tensor]](), int(segments.version[0]), 0
-        for epoch in range(config.update_epochs):
+        for epoch in range(0 if self.policy.needs_statistics else config.update_epochs):
             if epoch:
                 targets = self._refresh_targets(segments, targets, config)
             indices = self._minibatch_indices(segments, targets, config, epoch, progress)
@@ -183,6 +197,8 @@ class Learner:
                 break
         steps = segments.steps
         explained = losses.explained_variance(steps["values"], initial_targets.returns, steps["valid"])
+        # After the last minibatch: until then replays need the statistics of the rollout.
+        self.policy.update_statistics(steps["env_obs"], initial_targets.returns, steps["valid"])
         beta = {"charts/beta": annealed_beta(config.sampling.beta0, progress)}
         return {
             **mean_metrics(reports),
@@ -190,6 +206,13 @@ class Learner:
             "charts/epochs": epochs,
             **(beta if config.sampling.method == "prioritized" else {}),
         }
+
+    def _shape_rewards(self, segments: Segments, gamma: float) -> Segments:
+        """Clip and normalize the rewards of a rollout, as the config says."""
+        clip = self.clip_reward
+        if clip is not None:
+            segments = segments.map_rewards(lambda reward: reward.clamp(-clip, clip))
+        return segments if self.reward_normalizer is None else self.reward_normalizer.normalize(segments, gamma)
 
     def refresh(
         self, segments: Segments, collector: Collector, config: TrainerConfig | None = None
@@ -211,6 +234,7 @@ class Learner:
             "moments": {name: optimizer.state_dict()["state"] for name, optimizer in self.optimizers.items()},
             "initial_weights": dict(enumerate(self.initial_weights)),
             "weight_bounds": self.weight_bounds,
+            **({} if self.reward_normalizer is None else {"reward": self.reward_normalizer.state()}),
         }
 
     def restore(self, saved: Any) -> None:
@@ -218,6 +242,8 @@ class Learner:
         tensors, bounds = (get_field(saved, key, dict) for key in ("initial_weights", "weight_bounds"))
         weights = [get_tensor_like(tensors, number, w) for number, w in enumerate(self.initial_weights)]
         weight_bounds = {name: get_field(bounds, name, float) for name in self.weight_bounds}
+        if self.reward_normalizer is not None:
+            self.reward_normalizer.restore(get_field(saved, "reward", dict))
         optimizers.restore_optimizers(self.optimizers, get_field(saved, "moments", dict))
         self.initial_weights, self.weight_bounds = weights, weight_bounds
 

@@ -28,7 +28,7 @@ WARM_UP = 0.05
 """Share of a run after which all one-time allocations are made."""
 GROWTH_SHARE, GROWTH_BYTES = 0.02, 32 * MIB
 """Least growth since warm-up, as a share and in bytes. Readings of a flat run scatter by 7 MiB."""
-WINDOW = 8
+WINDOW = 12
 """Least number of readings that a leak must show in."""
 STEADY = 0.7
 """Least ratio of the smallest to the largest rise between the quarters of the window. A leak rises evenly; a
@@ -162,7 +162,8 @@ class MemoryUsage:
 
     def pop_metrics(self, *, buffer: int, state: int, graph: int | None, global_step: int) -> dict[str, int | float]:
         """Read memory, once per iteration, and return all metrics; `graph` is none if not yet measured."""
-        warm = global_step - self.started_at >= WARM_UP * (self._total - self.started_at)
+        # Of the whole run in a resumed one too: its process makes the same allocations again.
+        warm = global_step - self.started_at >= WARM_UP * self._total
         for name, size in (("buffer", buffer), ("state", state), ("graph", graph or 0)):
             # The last before the run was warm, and the latest.
             self._parts[name] = [*(self._parts[name][:1] if warm else ()), size]

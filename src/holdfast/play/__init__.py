@@ -12,6 +12,7 @@ from holdfast.build import find_checkpoint, load_policy_from
 from holdfast.checkpoint.run_dir import Log
 from holdfast.config.run import Config
 from holdfast.errors import ConfigError
+from holdfast.install import install_command
 from holdfast.play.saved_memory import weights_hash
 from holdfast.play.session import Session
 from holdfast.policies import LSTMWrapper
@@ -111,5 +112,5 @@ def _hub() -> ModuleType:
     try:
         import holdfast.play.hub as hub
     except ImportError as error:
-        raise ConfigError(f"{error}; the Hub needs a package: pip install 'holdfast[hub]'.") from error
+        raise ConfigError(f"{error}; the Hub needs a package: {install_command('hub')}.") from error
     return hub

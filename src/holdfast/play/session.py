@@ -100,7 +100,7 @@ class ActResult(NamedTuple):
     """Actions and the policy's outputs: tensors, or arrays if the observations are NumPy arrays."""
 
     actions: Any
-    """`[A]`, or `[A,n]` for MultiDiscrete and Box."""
+    """`[A]`, or `[A,n]` for MultiDiscrete and Box; always inside of the action space."""
     log_prob: Any
     """Log-probability of the actions, `[A]`."""
     values: Any
@@ -242,7 +242,8 @@ class Session:
         params = td[actions.key]
         # Sampled here: a hand-written policy may use other random numbers, which restore could not repeat.
         action = actions.greedy(params) if greedy else actions.sample(params, uniform)
-        return ActResult(action, actions.log_prob(params, action), td["values"], params)
+        log_prob = actions.log_prob(params, action)
+        return ActResult(self._policy.env_actions(action), log_prob, td["values"], params)
 
     def _rows(self, agents: Agents) -> Tensor:
         rows = torch.as_tensor(agents)

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal, final
 
+import numpy as np
 import torch
+from gymnasium import spaces
 from torch import nn
 
 from holdfast.errors import ContractError
-from holdfast.types import Float, Tensor, UInt8
+from holdfast.types import Float, Shaped, Tensor, UInt8
 from holdfast.worlds.obs import Obs, zero_obs
 from holdfast.worlds.step import Feature, WorldSpec
 from holdfast.worlds.tokens import PADDING
@@ -53,8 +55,10 @@ class Binding(nn.Module):
         """One blank observation `[1,...]`, shown where `valid` is false; None for tokens."""
         self.register_buffer("_feature_index", None, persistent=False)
         self.register_buffer("_action_index", None, persistent=False)
+        self.register_buffer("_action_bounds", None, persistent=False)
         self._feature_index: Tensor | None
         self._action_index: Tensor | None
+        self._action_bounds: Tensor | None
 
     def translate_obs(self, obs: Obs) -> Obs:
         """Translate the feature ids of tokens into the policy's own; unknown features become padding."""
@@ -70,6 +74,14 @@ class Binding(nn.Module):
         # One more logit than there are actions: that of the actions the policy does not have.
         never = torch.full_like(logits[..., :1], NEVER)
         return torch.cat([logits, never], -1).index_select(-1, self._action_index)
+
+    def scale_actions(self, actions: Shaped[Tensor, "N ..."]) -> Shaped[Tensor, "N ..."]:
+        """Scale actions of a Box from [-1,1] to its bounds and clip them; without two bounds they are only clipped."""
+        if self._action_bounds is None:
+            return actions
+        low, high = self._action_bounds.to(actions.dtype)
+        scaled = (low + high) / 2 + (high - low) / 2 * actions
+        return torch.where((high - low).isfinite(), scaled, actions).clamp(low, high)
 
     def bind(self, policy: nn.Module, spec: WorldSpec, *, learn: bool, translate: bool = True) -> None:
         """Adopt a world's names; with `learn`, new ones are added to the policy's lists.
@@ -89,6 +101,9 @@ class Binding(nn.Module):
         self._set_names(policy, features, actions)
         self.spec, (self._feature_index, self._action_index) = spec, tables
         self.blank = None if spec.features else zero_obs(spec.observation_space, rows=1)
+        if isinstance(spec.action, spaces.Box):
+            bounds = torch.from_numpy(np.stack([spec.action.low, spec.action.high]))
+            self._action_bounds = bounds.to(next(policy.parameters()).device)
 
     def _set_names(self, policy: nn.Module, features: tuple[Feature, ...], actions: tuple[str, ...]) -> None:
         """Adopt lists, if all named modules have room for them."""

@@ -190,8 +190,8 @@ class MultiCategorical(_Discrete):
 class Gaussian(ActionDistribution):
     """A diagonal Gaussian; the parameters are means and log standard deviations, concatenated.
 
-    An action is the raw sample, which may lie outside of the world's Box: the world or its adapter
-    clips it. Log-probabilities are those of the raw sample, so clipping changes no ratio.
+    Actions are stored as sampled, with [-1,1] as the world's Box: `policy.env_actions` scales and clips them for the
+    world. Log-probabilities are those of the sample, so clipping changes no ratio.
     """
 
     count: int

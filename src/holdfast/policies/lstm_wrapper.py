@@ -13,8 +13,9 @@ from holdfast.memory.episode_resets import ClearOn, reset_mask
 from holdfast.memory.manual_lstm import ManualLSTM, StateView, from_pair, to_pair
 from holdfast.policies.binding import Binding, load_names_before_weights
 from holdfast.policies.distributions import ActionDistribution, Categorical
-from holdfast.types import Tensor
-from holdfast.worlds.obs import empty_obs
+from holdfast.policies.normalization import ObsNormalizer, RunningStats
+from holdfast.types import Bool, Float, Shaped, Tensor
+from holdfast.worlds.obs import Obs, empty_obs
 from holdfast.worlds.step import WorldSpec
 
 
@@ -74,6 +75,10 @@ class LSTMWrapper(nn.Module):
         self.lstm = ManualLSTM(memory)
         self.store = StateStore(self.lstm.cell)
         self.binding = Binding()
+        self.obs_norm: ObsNormalizer | None = None
+        """Normalizes observations; none: they are read as they are."""
+        self.value_norm: RunningStats | None = None
+        """Statistics of returns, which values are scaled by; none: values are not scaled."""
         self.register_load_state_dict_pre_hook(load_names_before_weights)
 
     def bind(self, spec: WorldSpec, *, learn: bool = True) -> None:
@@ -91,6 +96,27 @@ class LSTMWrapper(nn.Module):
                 "This policy is bound to a world with other observations or actions; call "
                 "policy.bind(world.spec) to learn this one's, or policy.bind(world.spec, learn=False)."
             )
+
+    def env_actions(self, actions: Shaped[Tensor, "N ..."]) -> Shaped[Tensor, "N ..."]:
+        """Return actions as the world takes them: those of a Box are scaled from [-1,1] to its bounds, and clipped."""
+        return self.binding.scale_actions(actions)
+
+    @property
+    def value_scale(self) -> float | Float[Tensor, ""]:
+        """The scale of values in the value loss."""
+        return 1.0 if self.value_norm is None else self.value_norm.std.to(next(self.parameters()).dtype)
+
+    @property
+    def needs_statistics(self) -> bool:
+        """Whether statistics are used and still empty."""
+        return any(isinstance(module, RunningStats) and not bool(module.count) for module in self.modules())
+
+    def update_statistics(self, obs: Obs, returns: Float[Tensor, "B T"], valid: Bool[Tensor, "B T"]) -> None:
+        """Add a rollout to the statistics of observations and returns: between two iterations, or replays differ."""
+        if self.obs_norm is not None:
+            self.obs_norm.update(obs, valid)
+        if self.value_norm is not None:
+            self.value_norm.update(returns, valid)
 
     def get_agent_experience_spec(self) -> TensorDict:
         """Return an empty TensorDict with the leaves of one step of experience: all that replaying it needs."""

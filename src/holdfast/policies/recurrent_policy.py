@@ -89,14 +89,16 @@ class FunctionalPolicy(LSTMWrapper, ABC):
         return getattr(self, name)(*args) if compiled is None else compiled(self, *args)
 
     def _prepare(self, obs: Obs, valid: Mask | None) -> Obs:
-        """Blank invalid observations, and translate the world's features."""
-        return self.binding.translate_obs(obs if valid is None else mask_invalid(obs, valid, self.binding.blank))
+        """Blank invalid observations, translate the world's features, and normalize numbers."""
+        obs = self.binding.translate_obs(obs if valid is None else mask_invalid(obs, valid, self.binding.blank))
+        return obs if self.obs_norm is None else self.obs_norm(obs)
 
     def _finish(self, output: PolicyOutput) -> PolicyOutput:
-        """Cast outputs to float32, and translate logits into the world's order of actions."""
+        """Cast outputs to float32, scale values, and translate logits into the world's order of actions."""
         if self.precision != "float32":
             output = PolicyOutput(*map(to_float32, output))
-        return PolicyOutput(self.binding.translate_logits(output.logits), output.values)
+        values = output.values if self.value_norm is None else self.value_norm.denormalize(output.values)
+        return PolicyOutput(self.binding.translate_logits(output.logits), values)
 
     @final
     def forward(

@@ -15,7 +15,8 @@ from holdfast.policies.example import Example
 from holdfast.policies.fast import Fast
 from holdfast.policies.latent_attn import LatentAttnMed, LatentAttnSmall, LatentAttnTiny
 from holdfast.policies.lstm_wrapper import LSTMWrapper
-from holdfast.policies.recurrent_policy import RecurrentPolicy
+from holdfast.policies.normalization import ObsNormalizer, RunningStats, normalized_spec
+from holdfast.policies.recurrent_policy import FunctionalPolicy, RecurrentPolicy
 from holdfast.registry import Registry
 from holdfast.worlds.step import World, WorldSpec
 
@@ -33,10 +34,19 @@ point of the group `holdfast.policies`."""
 register_policy = POLICIES.register
 
 
-def make_policy(name: str, world: World | WorldSpec, *, seed: int | None = None, **options: Any) -> LSTMWrapper:
+def make_policy(
+    name: str,
+    world: World | WorldSpec,
+    *,
+    seed: int | None = None,
+    normalize_obs: bool = False,
+    normalize_value: bool = False,
+    **options: Any,
+) -> LSTMWrapper:
     """Build a policy for a world or its spec, by name or `package.module:Class`; `auto` is `fast`.
 
-    With a `seed` the initial weights depend on nothing else, and the global generator is not used.
+    With a `seed` the initial weights depend on nothing else, and the global generator is not used. Statistics of
+    observations (`normalize_obs`) and of returns (`normalize_value`) are part of the policy's weights.
     """
     build = find_policy("fast" if name == "auto" else name)
     spec = world if isinstance(world, WorldSpec) else world.spec
@@ -46,8 +56,9 @@ def make_policy(name: str, world: World | WorldSpec, *, seed: int | None = None,
             f"policy.encoder_init={options['encoder_init']} is for latent_attn_tiny, latent_attn_small and "
             f"latent_attn_med; leave it out for policy={name}."
         )
+    policy_spec = normalized_spec(spec) if normalize_obs else spec
     try:
-        signature.bind(spec, **options)
+        signature.bind(policy_spec, **options)
     except TypeError as error:
         raise ConfigError(
             f"policy={name} cannot be made ({error}); write def __init__(self, spec, hidden_size=64, "
@@ -56,8 +67,15 @@ def make_policy(name: str, world: World | WorldSpec, *, seed: int | None = None,
     with nullcontext() if seed is None else torch.random.fork_rng(devices=[]):
         if seed is not None:
             torch.manual_seed(seed)
-        policy = build(spec, **options)
+        policy = build(policy_spec, **options)
     policy.bind(spec)
+    if (normalize_obs or normalize_value) and not isinstance(policy, FunctionalPolicy):
+        raise ConfigError(
+            f"policy={name} is written by hand and reads observations as they are; inherit RecurrentPolicy, or type "
+            "policy.normalize_obs=false policy.normalize_value=false."
+        )
+    policy.obs_norm = ObsNormalizer(spec.observation_space) if normalize_obs and not spec.features else None
+    policy.value_norm = RunningStats() if normalize_value else None
     return policy
 
 

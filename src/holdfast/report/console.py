@@ -10,6 +10,7 @@ from rich.live import Live
 from holdfast.errors import writing
 from holdfast.monitor import AgentTrace, advice, shapes
 from holdfast.monitor.replay_check import replay_alarm
+from holdfast.report.alarms import LearningAlarms
 from holdfast.report.dashboard import Dashboard, memory_cells
 from holdfast.report.metrics import Metrics, alarms
 from holdfast.rollout import Segments
@@ -32,6 +33,7 @@ class RunConsole:
         horizon: int = 0,
         first_iteration: int = 0,
         precision: str = "float32",
+        learning: LearningAlarms | None = None,
     ) -> None:
         self.console = console or Console(highlight=False, soft_wrap=True, emoji=False)
         self.total = iterations
@@ -40,7 +42,7 @@ class RunConsole:
         )
         self._started = self._last_line = time.perf_counter()
         self._started_cpu = time.process_time()
-        self._alarmed = set[str]()
+        self._alarmed, self._learning = set[str](), learning
         self._next_drawing, self._width = 0.0, self.console.width
         self._live: Live | None = None
         self._printed: int | float = 0
@@ -59,6 +61,12 @@ class RunConsole:
         elif self._printed < self._dashboard.metrics.get("iteration", 0):
             # A run that ends early has not printed its last iterations.
             self.print(self._line())
+
+    def restore(self, seconds: float, returns: Iterable[float]) -> None:
+        """Go on with the clock and the curve of a resumed run."""
+        self._dashboard.seconds_before = seconds
+        for number in returns:
+            self._dashboard.returns.add(number)
 
     def print(self, text: str) -> None:
         """Print a line above the dashboard."""
@@ -79,7 +87,8 @@ class RunConsole:
         board, now = self._dashboard, time.perf_counter()
         board.metrics |= metrics
         board.elapsed = now - self._started
-        for kind, text in alarms(metrics, board.alarm_at):
+        of_learning = () if self._learning is None else self._learning.check(metrics)
+        for kind, text in (*alarms(metrics, board.alarm_at), *of_learning):
             self.alarm(text, kind)
         if self._live is not None:
             if "charts/episodic_return" in metrics:

@@ -78,6 +78,8 @@ class Dashboard:
     """CPU time over wall-clock time of this process."""
     first_iteration: int = 0
     """Iterations before this process, if the run was resumed."""
+    seconds_before: float = 0.0
+    """Seconds of the run before this process."""
     alarm_at: float = REPLAY_ALARM
     """Largest healthy replay error."""
 
@@ -124,7 +126,7 @@ class Dashboard:
         return [
             TableCell(f"{steps:,.0f} of {steps / done * self.iterations:,.0f} steps"),
             TableCell(f"{self.metrics.get('charts/SPS', 0):,.0f} steps/s"),
-            TableCell(f"{clock(self.elapsed)} elapsed"),
+            TableCell(f"{clock(self.seconds_before + self.elapsed)} elapsed"),
             TableCell(f"{clock(self.left)} left"),
         ]
 

@@ -158,6 +158,19 @@ def alarms(metrics: Metrics, alarm_at: float = REPLAY_ALARM) -> Iterator[tuple[s
         )
 
 
+def read_returns(path: Path) -> list[float]:
+    """Read the returns of a run's metrics.jsonl; lines that cannot be read are left out."""
+    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+    return [number for number in map(_return_of, lines) if number is not None]
+
+
+def _return_of(line: str) -> float | None:
+    try:
+        return float(json.loads(line)["charts/episodic_return"])
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
 MACHINE = "machine.jsonl"
 SHARED = ("iteration", "global_step")
 """Metrics that machine.jsonl repeats, so that its lines can be joined with those of metrics.jsonl."""

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -11,9 +10,7 @@ from rich.table import Column, Table
 from rich.text import Text
 from torch import nn
 
-from holdfast.config.run import Config, all_keys
-from holdfast.config.trainer import Schedule, TeacherConfig
-from holdfast.config.world_names import MixturePart
+from holdfast.config.run import Config, all_keys, format_value, lookup
 from holdfast.evaluation.held_out import EvalResult
 from holdfast.evaluation.score import Score
 from holdfast.worlds import WorldSpec
@@ -89,29 +86,14 @@ def config_difference(recipe: Config, config: Config) -> Table | None:
     """Return a table of the keys that differ from the recipe; None: no key does."""
     columns = [Column(name, overflow="fold") for name in ("key", "recipe", "this run")]
     table = Table(*columns, box=None, padding=(0, 2, 0, 0))
-    for key in all_keys(config.world.name):
+    recipe_keys = all_keys(recipe.world.name)
+    for key, field in all_keys(config.world.name).items():
         # The recipe's world may not have this key.
-        old = lookup(recipe, key) if key in all_keys(recipe.world.name) else "-"
+        old = lookup(recipe, key) if key in recipe_keys else field.get_default()
         new = lookup(config, key)
         if old != new:
             table.add_row(key, Text(format_value(old)), Text(format_value(new)))
     return table if table.row_count else None
-
-
-def format_value(value: object) -> str:
-    """Format a config value as typed on the command line."""
-    if value is None or value == ():
-        return "none"
-    if isinstance(value, tuple) and all(isinstance(item, MixturePart) for item in value):
-        return " + ".join(f"{item.label} weight={item.weight:g}" for item in value if isinstance(item, MixturePart))
-    if isinstance(value, tuple) and all(isinstance(item, Schedule | TeacherConfig) for item in value):
-        return " + ".join(map(str, value))
-    return str(value)
-
-
-def lookup(config: Config, key: str) -> object:
-    """Return the value of a dotted key."""
-    return attrgetter(key)(config)
 
 
 def score_table(first: str, rows: Sequence[tuple[str, EvalResult]]) -> Table:

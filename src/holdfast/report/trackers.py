@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.errors import ConfigError
+from holdfast.install import install_command
 from holdfast.registry import Registry
 from holdfast.trust import require_trust
 
@@ -357,9 +358,7 @@ def require_trackers(**modes: str) -> None:
         spec = find_spec(key)
         # A plain folder of that name has no origin.
         if spec is None or spec.origin is None:
-            raise ConfigError(
-                f"{key}={mode} needs the package {key}, which is missing; pip install 'holdfast[{EXTRA[key]}]'."
-            )
+            raise ConfigError(f"{key}={mode} needs the package {key}, which is missing; {install_command(EXTRA[key])}.")
 
 
 def _environment(folder: Path) -> dict[str, str]:

@@ -193,11 +193,12 @@ class Collector:
         td["last_values"] = last_values
         # Before the world steps: it may write its next step into the same tensors.
         self._store(rows, group.t, td.select(*self._keys))
+        env_actions = self.policy.env_actions(td["actions"])
         with self.timer.timing("world"):
             if group.agent_ids is not None:
-                cast("AsyncWorld", self.world).send(group.agent_ids, td["actions"])
+                cast("AsyncWorld", self.world).send(group.agent_ids, env_actions)
                 return
-            self.next_step = self.world.step(td["actions"])
+            self.next_step = self.world.step(env_actions)
         self.episodes.on_step(self.next_step)
 
     def _store(self, rows: slice | Tensor, t: int | Tensor, transition: TensorDict) -> None:

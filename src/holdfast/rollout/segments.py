@@ -1,7 +1,7 @@
 """Segments: rows of stored steps, their minibatches, the TensorDict a policy reads, the values of next steps."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -98,6 +98,12 @@ class Segments:
         burn_in = None if self.burn_in is None else self.burn_in.rows(index)
         fields = (self.steps[index], self.entry_state[index], self.tail[index], self.version[index])
         return Segments(*fields, burn_in=burn_in)
+
+    def map_rewards(self, function: Callable[[Tensor], Tensor]) -> "Segments":
+        """Return the same segments with other rewards; all other tensors are shared."""
+        steps, tail = self.steps.clone(recurse=False), self.tail.clone(recurse=False)
+        steps["rewards"], tail["rewards"] = function(steps["rewards"]), function(tail["rewards"])
+        return replace(self, steps=steps, tail=tail)
 
     def describe(self, row: int, step: int) -> str:
         """Name the agent of a row and the step of the rollout."""

@@ -12,18 +12,17 @@ from holdfast import rng
 from holdfast.build import config_from
 from holdfast.checkpoint.format import Checkpoint
 from holdfast.checkpoint.run_dir import Log, RunDir, policy_files
-from holdfast.config.run import Config, all_keys, override
+from holdfast.config.run import Config, all_keys, format_value, lookup, override
 from holdfast.errors import ConfigError, writing
 from holdfast.memory.kernels import load_plans
 from holdfast.policies import LSTMWrapper
-from holdfast.report.text import format_value, lookup
 from holdfast.state_tree import get_field
 from holdfast.training.trainer import Trainer
 
 FIXED = (
     *("run", "runs_dir", "seed", "world.", "policy.", "memory."),
     *("trainer.batch_size", "trainer.bptt_horizon", "trainer.stale", "trainer.burn_in"),
-    *("trainer.optimizer.name", "trainer.teachers"),
+    *("trainer.optimizer.name", "trainer.teachers", "trainer.normalize_reward"),
 )
 """Keys and prefixes of keys that a resumed run cannot change: the saved state depends on them."""
 FREE = ("policy.kernel", "policy.compile")

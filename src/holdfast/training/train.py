@@ -22,16 +22,17 @@ from holdfast.build import (
 )
 from holdfast.checkpoint.format import environment
 from holdfast.checkpoint.manager import CheckpointManager
-from holdfast.checkpoint.run_dir import RunDir, create_run_dir, load_weights, policy_files
+from holdfast.checkpoint.run_dir import ERRORS, RunDir, create_run_dir, load_weights, policy_files
 from holdfast.config.run import Config, override
 from holdfast.config.sizes import check_sizes, explaining_allocations
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, recording_errors
 from holdfast.evaluation.periodic_and_final import check_eval_worlds, final_evaluation, periodic_evaluation
 from holdfast.monitor import AgentTrace
 from holdfast.policies import LSTMWrapper
 from holdfast.recipes import find_recipe, recipe_for
+from holdfast.report.alarms import LearningAlarms
 from holdfast.report.console import RunConsole, RunNotices
-from holdfast.report.metrics import MetricsFile
+from holdfast.report.metrics import MetricsFile, read_returns
 from holdfast.report.text import config_difference, title_of
 from holdfast.report.trackers import Trackers, open_trackers, require_trackers
 from holdfast.rollout.nan_checks import require_finite_weights
@@ -189,9 +190,10 @@ def _setup(
     else:
         # Locked since before its checkpoint was read.
         folder = resume_point.folder
-    console = _make_console(config, folder, policy, device, resume_point)
+    stack.enter_context(recording_errors(folder.path / ERRORS))
+    console = _make_console(config, folder, policy, world.spec, device, resume_point)
     if isinstance(world, WorkerPool):
-        world.set_log(console.alarm, folder.path / "crashed_workers.txt")
+        world.set_log(console.alarm, folder.path / ERRORS)
     if resume_point is None:
         warnings = [teacher.unknown_names(world.spec) for teacher in teachers]
         _print_banner(console, config, folder, recipe, warnings)
@@ -199,6 +201,7 @@ def _setup(
     trainer = Trainer(config, world, policy, teachers, notices)
     if resume_point is not None:
         resume_point.restore_into(trainer, console.print, command, policy)
+        console.restore(trainer.seconds, read_returns(folder.metrics))
     return Run(
         config,
         device,
@@ -223,14 +226,21 @@ def _setup(
 
 
 def _make_console(
-    config: Config, folder: RunDir, policy: LSTMWrapper, device: torch.device, resume_point: ResumePoint | None
+    config: Config,
+    folder: RunDir,
+    policy: LSTMWrapper,
+    spec: WorldSpec,
+    device: torch.device,
+    resume_point: ResumePoint | None,
 ) -> RunConsole:
+    first_iteration = 0 if resume_point is None else resume_point.checkpoint.iteration
     return RunConsole(
         config.iterations,
         title=title_of(config, folder.path.name, policy, device),
         horizon=config.trainer.bptt_horizon,
-        first_iteration=0 if resume_point is None else resume_point.checkpoint.iteration,
+        first_iteration=first_iteration,
         precision=config.policy.precision,
+        learning=LearningAlarms(config, spec.best_return, first_iteration),
     )
 
 

@@ -68,7 +68,12 @@ class Trainer:
             trim_tokens=all(teacher.policy.accepts_trimmed_obs for teacher in teachers),
             on_step=self._monitor.resets.on_step,
         )
-        self._learner = Learner(policy, trainer, config.seed)
+        self._learner = Learner(policy, trainer, config.seed, clip_reward=config.world.clip_reward)
+
+    @property
+    def seconds(self) -> float:
+        """Duration of the run up to the end of its last iteration."""
+        return self._throughput.seconds
 
     def collect(self) -> Segments:
         """Collect one rollout."""
@@ -128,7 +133,7 @@ class Trainer:
         """Copy all training state between two iterations; `log_state` is that of the run's log files."""
         trainer = {
             "episodes": self.episodes,
-            "seconds": self._throughput.seconds,
+            "seconds": self.seconds,
             "reach": self._notices.reach,
             "files": dict(log_state),
             "collector": self._collector.state(),

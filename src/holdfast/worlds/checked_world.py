@@ -1,14 +1,12 @@
 """CheckedWorld: a wrapper that raises at the first step that breaks the world contract."""
 
-import traceback
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 import torch
 
-from holdfast.errors import ContractError, HoldfastError, one_line
+from holdfast.errors import ContractError, HoldfastError, located_error_text
 from holdfast.state_tree import get_field, get_tensor_like
 from holdfast.types import Bool, Int, Shaped, Tensor
 from holdfast.worlds.obs import Obs, StepSchema, out_of_range, tensors_of
@@ -141,9 +139,7 @@ class CheckedWorld(Checked):
         except HoldfastError:
             raise
         except Exception as error:
-            *_, last = traceback.extract_tb(error.__traceback__)
-            where = f"{Path(last.filename).name}, line {last.lineno}"
-            raise self._error(f"it raised {type(error).__name__}: {one_line(error)} ({where})") from error
+            raise self._error(f"it raised {located_error_text(error)}") from error
 
     def _require(self, step: Step, schema: StepSchema) -> None:
         """Require the shapes and dtypes of the spec."""

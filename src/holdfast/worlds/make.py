@@ -11,12 +11,16 @@ import gymnasium
 from holdfast.config.world_names import world_config_class, world_prefix
 from holdfast.config.worlds import WorldConfig
 from holdfast.errors import ConfigError, HoldfastError, did_you_mean
+from holdfast.install import install_command
 from holdfast.registry import import_object, load_object
 from holdfast.trust import require_trust_in, require_trust_to_call
 from holdfast.worlds.builtin.symbols import Recall
 from holdfast.worlds.step import Closeable, World
 
 __all__ = ["Recall", "closing_world", "make_world", "world_options"]
+
+TRAINER_KEYS = ("name", "agents", "clip_reward")
+"""Keys of every world's config that its constructor does not take."""
 
 
 def make_world(name: str, agents: int = 64, **options: Any) -> World:
@@ -31,12 +35,13 @@ def make_world(name: str, agents: int = 64, **options: Any) -> World:
     require_trust_in(options)
     if not family.constructor:
         return _make_user_world(import_object(name, "world.name="), name, agents, options)
-    keys = [key for key in (*kind.model_fields, "seed", "device") if key not in ("name", "agents")]
+    keys = [key for key in (*kind.model_fields, "seed", "device") if key not in TRAINER_KEYS]
     for key in options.keys() - {*keys, "env"}:
         hint = did_you_mean(key, keys, f"it has {', '.join(keys)}.")
         raise ConfigError(f"The world {name!r} has no option {key!r}; {hint}")
+    options = family.with_preset(name, options)
     if family.package and importlib.util.find_spec(family.package) is None:
-        install = family.install or f"pip install 'holdfast[{family.package}]'"
+        install = f"{install_command(family.package)}{family.needs}"
         raise ConfigError(f"world.name={name}: {family.package} is not installed; {install}.")
     if world_prefix(name) is not None:
         options = {"env": name.partition(":")[2], **options}
@@ -93,4 +98,4 @@ def closing_world(world: World) -> Iterator[World]:
 
 def world_options(config: WorldConfig) -> dict[str, Any]:
     """Return the arguments of make_world besides name, agents, seed and device."""
-    return {key: getattr(config, key) for key in type(config).model_fields if key not in ("name", "agents")}
+    return {key: getattr(config, key) for key in type(config).model_fields if key not in TRAINER_KEYS}

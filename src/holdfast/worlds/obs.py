@@ -155,7 +155,7 @@ def check_actions(actions: Tensor, agents: int, space: int | spaces.MultiDiscret
     """Raise on actions of the wrong shape or dtype, and on the CPU, where reading is free, of wrong value.
 
     `space` is the number of discrete actions, or the action space of the spec. Samples outside of a Box are
-    allowed: the world clips them.
+    allowed: adapters clip them.
     """
     shape = (agents,) if isinstance(space, int) else (agents, *space.shape)
     continuous = isinstance(space, spaces.Box)

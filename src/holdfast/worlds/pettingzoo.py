@@ -13,15 +13,16 @@ from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 
 from holdfast import rng
-from holdfast.errors import AgentCountError, ConfigError, ContractError, HoldfastError, error_text
+from holdfast.errors import AgentCountError, ConfigError, ContractError, HoldfastError, error_text, located_error_text
 from holdfast.registry import import_named, import_object, load_module
 from holdfast.state_tree import get_field, get_tensor_like, require_equal
 from holdfast.trust import require_trust_to_call
 from holdfast.types import Shaped, Tensor
 from holdfast.worlds.gym.episode_log import AgentEnv, EnvError, as_flag, count_reasons, require_episode_logs
-from holdfast.worlds.gym.gym_world import SEEDS
-from holdfast.worlds.gym.make_env import NamedWrap, Wrap, import_wrappers, make_and_wrap, name_of
+from holdfast.worlds.gym.make_env import make_and_wrap
+from holdfast.worlds.gym.seed_episodes import SEEDS
 from holdfast.worlds.gym.spaces import ActionConverter, ObsConverter, external_spec, external_step
+from holdfast.worlds.gym.wrappers import NamedWrap, Wrap, import_wrappers, name_of
 from holdfast.worlds.obs import Obs, zero_obs
 from holdfast.worlds.previous_inputs import ExternalWorld
 from holdfast.worlds.step import Device, Restarted, Step, check_agent_count
@@ -343,7 +344,7 @@ class ParallelEnvWorld:
         except EnvError as error:
             raise self._error(error.message, number, error.agent) from error.__cause__
         except Exception as error:
-            raise self._error(error_text(error), number, None) from error
+            raise self._error(located_error_text(error), number, None) from error
 
     def _error(self, message: str, number: int | None, row: int | None) -> ContractError:
         place = "" if number is None else f", environment {self._first_env + number}"

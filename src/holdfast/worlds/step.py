@@ -72,7 +72,7 @@ class WorldSpec:
     observation: spaces.Space[Any] | None = None
     """The observation space. None: tokens if there are `features`, else a Box of `obs_shape`."""
     action: spaces.MultiDiscrete | spaces.Box | None = None
-    """The action space. None: one of `action_names`. The world clips actions of a Box."""
+    """The action space. None: one of `action_names`. Actions of a Box lie within its bounds."""
     name: str = ""
     """The name in error messages; empty: the class name."""
     parts: tuple[tuple[str, int], ...] = ()

@@ -132,7 +132,7 @@ def test_missing_package_names_its_extra(monkeypatch, key):
     named = {"env": "popgym:popgym-RepeatFirstEasy-v0"}
     if key == "wrappers":
         named = {"env": Counting, "wrappers": ["popgym.wrappers:Flatten"]}
-    with pytest.raises(ConfigError, match=r"popgym is not installed; pip install 'holdfast\[popgym\]'"):
+    with pytest.raises(ConfigError, match=r"popgym is not installed; pip install .*\[popgym\]'"):
         GymWorld(2, **named)
 
 
@@ -141,7 +141,7 @@ def test_extra_is_named_for_the_package_it_installs(monkeypatch, package, has_ex
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ConfigError) as caught:
         load_module(f"{package}:Wrapper", package, "world.wrappers=")
-    assert ("pip install 'holdfast[" in str(caught.value)) == has_extra
+    assert ("pip install" in str(caught.value)) == has_extra
 
 
 class Breaks(Counting):
@@ -165,7 +165,7 @@ def fall(*args):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (fall, r"step\(\) failed with RuntimeError: the floor is gone"),
+        (fall, r"step\(\) failed with RuntimeError: the floor is gone \(test_make_env.py:\d+\)\.$"),
         (lambda obs, *rest: (obs[:1], *rest), r"observation is \[1\] float32; its space is Box"),
         (lambda obs, *rest: (None, *rest), r"observation is \[\] object; its space is Box"),
         (lambda obs, *rest: (obs.astype(complex), *rest), "observation is .2. complex128; its space is Box"),
@@ -195,7 +195,10 @@ def test_errors_in_reset_and_in_the_final_obs_name_the_agent():
 
     agents = iter(range(2))
     world = GymWorld(2, env=lambda: Late(next(agents)))
-    with pytest.raises(ContractError, match=r"agent 1, step 0: reset\(\) failed with RuntimeError"):
+    with pytest.raises(
+        ContractError,
+        match=r"agent 1, step 0: reset\(\) failed with RuntimeError: the floor is gone \(test_make_env.py:\d+\)",
+    ):
         world.reset()
     agents = iter(range(2))
     ends = lambda obs, *rest: (obs[:1], 1.0, True, True, {})  # noqa: E731
@@ -300,7 +303,7 @@ def test_existing_vector_env_must_match_the_arguments():
     env = vector_of(SyncVectorEnv, AutoresetMode.SAME_STEP)
     with pytest.raises(ConfigError, match="has 2 environments; write agents=2, not 3"):
         GymWorld(3, env=env)
-    with pytest.raises(ConfigError, match="apply options and wrappers where it is made"):
+    with pytest.raises(ConfigError, match="apply options, wrappers and frame_stack where it is made"):
         GymWorld(2, env=env, options={"x": 1})
 
 

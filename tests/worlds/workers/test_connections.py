@@ -51,7 +51,7 @@ def test_crash_in_the_first_step_is_an_error():
 
 def test_crash_log_is_written_and_a_write_error_is_not_fatal(tmp_path):
     options = {"how": "raise", "when": 2, "who": 0, "marker": str(tmp_path / "marker")}
-    for file, message in ((tmp_path / "crashes.txt", "Its error is in"), (tmp_path, "could not be written")):
+    for file, message in ((tmp_path / "crashes.txt", "Its traceback is in"), (tmp_path, "could not be written")):
         lines = []
         (tmp_path / "marker").unlink(missing_ok=True)
         with pool(FAULTY, 4, restart=True, options=options) as shared:

@@ -115,7 +115,7 @@ def test_worker_error_names_worker_agents_step_and_actions(how):
         assert message.startswith(f"Worker 1 of 2 ({FAULTY}, agents 4 to 7) ")
         assert f"step 3, last actions {last[4:].tolist()}." in message
         reasons = {
-            "raise": "failed: World Faulty, step 3: it raised ValueError: the bottom fell out",
+            "raise": "failed: World Faulty, step 3: it raised ValueError: the bottom fell out (faulty_worlds.py:",
             "shape": "failed: World Faulty, step 3: reward is [3], must be a tensor [4]",
             "nan": "failed: World Faulty, step 3: agent 4 got a reward that is not finite",
             "hang": "did not answer within 3 seconds",
@@ -126,7 +126,8 @@ def test_worker_error_names_worker_agents_step_and_actions(how):
         }
         assert reasons[how] in message
         if how in ("raise", "hang", "crash", "exit"):
-            assert f"in _{how}" in message
+            assert f"in _{how}" in "".join(caught.value.__notes__)
+        assert "\n" not in message
         # No more requests: other workers may be in the middle of a step.
         with pytest.raises(WorkerError, match="Worker 1 of 2"):
             shared.reset()

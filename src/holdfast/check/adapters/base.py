@@ -14,6 +14,7 @@ from torch import nn
 from holdfast.check.compare import State, clone_state
 from holdfast.check.script import Draw, Script, StepBatch
 from holdfast.errors import ConfigError
+from holdfast.install import install_command
 from holdfast.memory.episode_resets import ClearOn
 from holdfast.types import Bool, Float, Tensor
 from holdfast.worlds import World
@@ -207,4 +208,4 @@ def import_library(name: str, *, library: str, extra: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise ConfigError(f"Checking such policies needs {library}: pip install 'holdfast[{extra}]'.") from error
+        raise ConfigError(f"Checking such policies needs {library}: {install_command(extra)}.") from error

@@ -17,7 +17,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from holdfast.errors import error_text
+from holdfast.errors import error_text, located_error_text
 from holdfast.state_tree import get_field, mismatch
 
 MAX_LOGGED_ACTIONS = 100_000
@@ -211,7 +211,7 @@ class AgentEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         try:
             self.obs, _ = self.env.reset(seed=seed, options=options or None)
         except Exception as error:
-            raise EnvError(f"reset() failed with {error_text(error)}", self.agent) from error
+            raise EnvError(f"reset() failed with {located_error_text(error)}", self.agent) from error
         self._log.add_step(self.obs)
         return self.obs, {}
 
@@ -225,7 +225,7 @@ class AgentEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             ended = as_flag("terminated", terminated), as_flag("truncated", truncated)
             reward = float(reward)
         except Exception as error:
-            raise EnvError(f"step() failed with {error_text(error)}", self.agent) from error
+            raise EnvError(f"step() failed with {located_error_text(error)}", self.agent) from error
         self._log.add_step(self.obs, reward, ended)
         return deepcopy(self.obs) if True in ended else self.obs, reward, *ended, {}
 

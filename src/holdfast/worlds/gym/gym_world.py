@@ -11,18 +11,17 @@ import torch
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from holdfast import rng
-from holdfast.errors import ConfigError, ContractError, error_text
+from holdfast.errors import ConfigError, ContractError, located_error_text
 from holdfast.state_tree import get_field, get_tensor_like, require_equal
 from holdfast.types import Shaped, Tensor
 from holdfast.worlds.gym.episode_log import EnvError, count_reasons, require_episode_logs
-from holdfast.worlds.gym.make_env import Autoreset, Vector, VectorEnvHandle, Wrap, build_vector_env, close_env
+from holdfast.worlds.gym.make_env import Autoreset, Vector, VectorEnvHandle, build_vector_env, close_env
+from holdfast.worlds.gym.seed_episodes import SEEDS
 from holdfast.worlds.gym.spaces import ActionConverter, ObsConverter, external_spec, external_step
+from holdfast.worlds.gym.wrappers import Wrap
 from holdfast.worlds.obs import Obs, where_obs
 from holdfast.worlds.previous_inputs import ExternalWorld
 from holdfast.worlds.step import Device, Restarted, Step
-
-SEEDS = 1 << 31
-"""Every environment accepts seeds below this."""
 
 
 def episode_starts(previous_ended: np.ndarray, ended: np.ndarray, agents: Sequence[int] | np.ndarray) -> np.ndarray:
@@ -196,7 +195,7 @@ class VectorEnvWorld:
         except EnvError as error:
             raise self._error(error) from error.__cause__
         except Exception as error:
-            raise self._error(self._find_mismatch() or EnvError(error_text(error))) from error
+            raise self._error(self._find_mismatch() or EnvError(located_error_text(error))) from error
 
     def _find_mismatch(self) -> EnvError | None:
         """Return an error for the first environment whose observation does not fit its space."""
@@ -220,8 +219,9 @@ class GymWorld(ExternalWorld):
     autoreset mode; `auto` is same_step for environments made here, else the declared one. All modes give the
     same steps, except for rows that are not `valid`.
 
-    `keep` lists the indices of an observation vector to keep (empty: all). `previous_action`,
-    `previous_reward` and `tell_first` add the last action, the last reward and `first` to the observation.
+    `keep` lists the indices of an observation vector to keep (empty: all). `frame_stack` is the number of
+    observations of an episode that are stacked. `previous_action`, `previous_reward` and `tell_first` add the
+    last action, the last reward and `first` to the observation.
 
     Agent i's environment is seeded by (seed, i) alone; a native vector environment takes one seed for all.
     """
@@ -237,14 +237,24 @@ class GymWorld(ExternalWorld):
         autoreset: Autoreset = "auto",
         options: Mapping[str, Any] | None = None,
         wrappers: Sequence[Wrap] = (),
+        frame_stack: int = 1,
         keep: Sequence[int] = (),
         previous_action: bool = False,
         previous_reward: bool = False,
         tell_first: bool = False,
     ) -> None:
         handle = build_vector_env(
-            env, agents, vector=vector, autoreset=autoreset, options=options or {}, wrappers=wrappers
+            env,
+            agents,
+            vector=vector,
+            autoreset=autoreset,
+            options=options or {},
+            wrappers=wrappers,
+            frame_stack=frame_stack,
+            keep=keep,
         )
+        # Stacks have been made of the entries to keep.
+        keep = () if frame_stack > 1 else keep
         self._vector = VectorEnvWorld(handle, seed=seed, device=device, keep=keep)
         super().__init__(
             self._vector, previous_action=previous_action, previous_reward=previous_reward, tell_first=tell_first

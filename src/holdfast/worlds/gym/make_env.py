@@ -13,9 +13,9 @@ from holdfast.errors import ConfigError, did_you_mean, error_text
 from holdfast.registry import import_named, import_object
 from holdfast.trust import require_trust_to_call
 from holdfast.worlds.gym.episode_log import AgentEnv
-
-Wrap = str | Callable[[Any], Any]
-NamedWrap = tuple[str, Callable[[Any], Any]]
+from holdfast.worlds.gym.frame_stack import stack_frames
+from holdfast.worlds.gym.packages import import_package_of, missing_package
+from holdfast.worlds.gym.wrappers import NamedWrap, Wrap, import_wrappers, name_of
 
 
 def find_env(
@@ -60,26 +60,11 @@ def make_and_wrap(name: str, make: Callable[[], Any], wrappers: Sequence[NamedWr
         for wrapper, wrap in wrappers:
             failure = f"cannot be wrapped in {wrapper}"
             env = wrap(env)
+    except gymnasium.error.DependencyNotInstalled as error:
+        raise ConfigError(f"{name} {failure}: {missing_package(error)}") from error
     except Exception as error:
         raise ConfigError(f"{name} {failure}: {error_text(error)}") from error
     return env
-
-
-def import_wrappers(wrappers: Sequence[Wrap]) -> list[NamedWrap]:
-    """Import wrappers given by name, and return each with its name."""
-    named = list[NamedWrap]()
-    for wrap in wrappers:
-        if isinstance(wrap, str):
-            import_named(wrap, wrap.partition(":")[0], "world.wrappers=")
-            named.append((wrap, import_object(wrap, "world.wrappers=")))
-        else:
-            named.append((name_of(wrap), wrap))
-    return named
-
-
-def name_of(source: Any) -> str:
-    """Return the name of an environment, wrapper or game in errors: as given, or that of a class or function."""
-    return source if isinstance(source, str) else getattr(source, "__name__", repr(source))
 
 
 def _resolve(name: str) -> Any:
@@ -96,14 +81,23 @@ def _resolve(name: str) -> Any:
 
 def _registered(env_id: str, name: str, prefix: str, alternatives: Sequence[str] = ()) -> EnvSpec:
     try:
+        if env_id not in gymnasium.registry:
+            import_package_of(env_id, name)
         return gymnasium.spec(env_id)
     except gymnasium.error.Error as error:
-        guess = did_you_mean(env_id, [*map(str, gymnasium.registry), *alternatives], "")
+        # Other namespaces have other environments: ALE/Pong-v5 is not near to Ant-v5.
+        namespace = _namespace(env_id)
+        near = [registered for registered in map(str, gymnasium.registry) if _namespace(registered) == namespace]
+        guess = did_you_mean(env_id, [*near, *alternatives], "")
         hint = guess.replace("mean ", f"mean {prefix}") + " " if guess else ""
         raise ConfigError(
             f"gym:{name} is not registered; {hint}write package:ID for an id that a package registers, "
             "package.module:Class for a class."
         ) from error
+
+
+def _namespace(env_id: str) -> str:
+    return env_id.rpartition("/")[0]
 
 
 Vector = Literal["sync", "native"]
@@ -130,25 +124,35 @@ def build_vector_env(
     autoreset: Autoreset,
     options: Mapping[str, Any],
     wrappers: Sequence[Wrap],
+    frame_stack: int = 1,
+    keep: Sequence[int] = (),
 ) -> VectorEnvHandle:
-    """Build a vector environment with one environment per agent, or take an existing one."""
+    """Build a vector environment with one environment per agent, or take an existing one.
+
+    With `frame_stack`, the environments return stacks of the entries that `keep` lists.
+    """
     for key, value, choices in (("vector", vector, ("sync", "native")), ("autoreset", autoreset, ("auto", *MODES))):
         if value not in choices:
             raise ConfigError(f"world.{key}={value}: give one of {', '.join(choices)}.")
-    if agents < 1:
-        raise ConfigError(f"world.agents={agents}: there must be at least 1.")
+    for key, number in (("agents", agents), ("frame_stack", frame_stack)):
+        if number < 1:
+            raise ConfigError(f"world.{key}={number}: there must be at least 1.")
     if isinstance(env, VectorEnv):
         name = f"gym:{env}"
-        if options or wrappers:
-            raise ConfigError(f"{name} is an instance; apply options and wrappers where it is made.")
+        if options or wrappers or frame_stack > 1:
+            raise ConfigError(f"{name} is an instance; apply options, wrappers and frame_stack where it is made.")
         if env.num_envs != agents:
             raise ConfigError(f"{name} has {env.num_envs} environments; write agents={env.num_envs}, not {agents}.")
         return VectorEnvHandle(name, env, _autoreset_mode(env, name, autoreset))
     name, make, spec = find_env(env, options, wrappers)
     if vector == "sync":
+        if frame_stack > 1:
+            unstacked = make
+            make = lambda: stack_frames(unstacked(), frame_stack, name, keep)  # noqa: E731
         return _sync(name, make, agents, MODES.get(autoreset, AutoresetMode.SAME_STEP))
-    if wrappers:
-        raise ConfigError(f"{name}: world.wrappers cannot be used with world.vector=native.")
+    for key, is_set in (("wrappers", bool(wrappers)), ("frame_stack", frame_stack > 1)):
+        if is_set:
+            raise ConfigError(f"{name}: world.{key} cannot be used with world.vector=native.")
     return _native(name, spec, agents, autoreset, options)
 
 

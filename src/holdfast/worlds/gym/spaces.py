@@ -42,7 +42,7 @@ class ObsConverter:
         ]
         if len(key_of) < len(env_keys):
             raise ConfigError(f"{world}: several entries of {self.path} have the same name: {env_keys}.")
-        self.keep = _require_indices(keep, space, world)
+        self.keep = require_indices(keep, space, world)
         self.space = self._tensor_space(world)
 
     def _tensor_space(self, world: str) -> spaces.Space[Any]:
@@ -119,7 +119,8 @@ class ObsConverter:
         return np.can_cast(array.dtype, np.dtype(self.env_space.dtype), "same_kind")
 
 
-def _require_indices(keep: Sequence[int], space: spaces.Space[Any], world: str) -> list[int]:
+def require_indices(keep: Sequence[int], space: spaces.Space[Any], world: str) -> list[int]:
+    """Check the indices of `world.keep` against the observation space."""
     if not keep:
         return []
     if not isinstance(space, spaces.Box) or len(space.shape) != 1:

@@ -1,6 +1,7 @@
 """mettagrid simulations as a world, with features and actions by name."""
 
 from holdfast.errors import ConfigError
+from holdfast.install import install_command
 
 try:
     from holdfast.worlds.mettagrid.mettagrid_world import MettaGridWorld
@@ -8,7 +9,7 @@ except ImportError as error:
     if (error.name or "").partition(".")[0] != "mettagrid":
         raise
     raise ConfigError(
-        f"world.name=mettagrid: {error}; pip install 'holdfast[mettagrid]' (Python 3.11 or 3.12)."
+        f"world.name=mettagrid: {error}; {install_command('mettagrid')} (Python 3.11 or 3.12)."
     ) from error
 
 __all__ = ["MettaGridWorld"]

@@ -26,7 +26,7 @@ from holdfast import rng
 from holdfast.errors import ConfigError, HoldfastError, did_you_mean, error_text
 from holdfast.registry import import_object
 from holdfast.trust import require_trust_to_call
-from holdfast.worlds.gym.make_env import name_of
+from holdfast.worlds.gym.wrappers import name_of
 from holdfast.worlds.tensor_world import require
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast import rng
-from holdfast.errors import AgentCountError, ConfigError, WorkerError
+from holdfast.errors import AgentCountError, ConfigError, WorkerError, record_error
 from holdfast.trust import current_source
 from holdfast.types import Int, Shaped, Tensor
 from holdfast.worlds.workers.shared_memory import Layout, open_memory
@@ -284,9 +284,7 @@ class WorkerGroup:
     def _replace(self, number: int, error: WorkerError) -> None:
         """Restart a crashed worker; raise if restarts are off, or if it crashed in its first step."""
         if self._restart and self._is_new[number]:
-            first, *traceback = str(error).split("\n")
-            first += " It completed no step since its start, so it is not restarted."
-            error = WorkerError("\n".join([first, *traceback]))
+            error.args = (f"{error} It completed no step since its start, so it is not restarted.",)
         if not self._restart or self._is_new[number]:
             self._crash = error
             raise error
@@ -297,13 +295,14 @@ class WorkerGroup:
         try:
             self._start(number, restarted=True)
         except ConfigError as config_error:
-            raise WorkerError(f"{error}\nRestarted: {config_error}") from error
+            error.args = (f"{error} Restarted: {config_error}",)
+            raise error from config_error
         with self._crash_is_final(number):
             for request in self._requests[number]:
                 self.connections[number].request("step", **request.message)
         agents = self.shard_size * len(self._groups)
-        line = f"{str(error).splitlines()[0]} Restarted: its {agents} agents start new episodes."
-        self.log(line if self.crash_log is None else f"{line} {_append(str(error), self.crash_log)}")
+        line = f"{error} Restarted: its {agents} agents start new episodes."
+        self.log(line if self.crash_log is None else f"{line} {record_error(error, self.crash_log)}")
 
     def _receive(self, number: int, name: str) -> Any:
         with self._crash_is_final(number):
@@ -330,17 +329,10 @@ class WorkerGroup:
             rest = len(actions) - MAX_LISTED_ACTIONS
             more = f" and {rest} more" if rest > 0 else ""
             message += f"; step {request.clock}, last actions {actions[:MAX_LISTED_ACTIONS]}{more}"
-        return WorkerError(f"{message}." + (f"\n{crash.traceback}" if crash.traceback else ""))
-
-
-def _append(text: str, file: Path) -> str:
-    """Append to the crash log, and say so; a full disk must not end the run."""
-    try:
-        with file.open("a", encoding="utf-8") as log:
-            log.write(f"{text}\n\n")
-    except OSError as error:
-        return f"Its error could not be written to {file}: {error}"
-    return f"Its error is in {file}."
+        error = WorkerError(f"{message}.")
+        if crash.traceback:
+            error.add_note(crash.traceback)
+        return error
 
 
 def _end(connections: list[WorkerConnection], memory: int, resources: ExitStack) -> None:

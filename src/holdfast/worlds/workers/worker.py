@@ -11,7 +11,6 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -19,7 +18,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from holdfast.errors import AgentCountError, ConfigError, HoldfastError, one_line
+from holdfast.errors import AgentCountError, ConfigError, HoldfastError, located_error_text, one_line, user_traceback
 from holdfast.trust import NameSource, names_from
 from holdfast.worlds.checked_world import CheckedWorld
 from holdfast.worlds.make import close_world, make_world
@@ -177,10 +176,8 @@ def _error_reply(error: BaseException) -> tuple[str, Any]:
         return "agent_count", (str(error), error.agents_per_env)
     if isinstance(error, ConfigError):
         return "config", str(error)
-    message = one_line(error)
-    if not isinstance(error, HoldfastError):
-        message = f"{type(error).__name__}: {message}"
-    return "error", (message, traceback.format_exc())
+    message = one_line(error) if isinstance(error, HoldfastError) else located_error_text(error)
+    return "error", (message, user_traceback(error))
 
 
 def end_with(parent: int) -> None:

@@ -1,0 +1,145 @@
+"""Running statistics of observations and returns."""
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
+
+import holdfast
+from helpers.manual_policy import NewLSTMPolicy
+from helpers.space_worlds import IMAGE_SPEC, TREE_SPEC, SayNumber
+from holdfast.errors import ConfigError
+from holdfast.policies.normalization import CLIP, ObsNormalizer, RunningStats, normalized_spec
+from holdfast.policies.spaces import encoder_of
+from holdfast.worlds import WorldSpec
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    sizes=st.lists(st.integers(0, 20), min_size=1, max_size=5),
+    shift=st.floats(-1e4, 1e4),
+    scale=st.floats(1e-3, 1e3),
+    seed=st.integers(0, 1000),
+)
+def test_statistics_are_those_of_all_valid_numbers_together(sizes, shift, scale, seed):
+    generator, stats, batches = torch.Generator().manual_seed(seed), RunningStats((3,)), []
+    for size in sizes:
+        batch = torch.randn(size, 2, 3, generator=generator) * scale + shift
+        valid = torch.rand(size, 2, generator=generator) < 0.7
+        batch[~valid] = torch.nan
+        stats.update(batch, valid)
+        batches.append(batch[valid].double())
+    numbers = torch.cat(batches)
+    assert int(stats.count) == len(numbers)
+    if len(numbers):
+        torch.testing.assert_close(stats.mean, numbers.mean(0), rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(stats.var, numbers.var(0, correction=0), rtol=1e-6, atol=1e-9)
+    else:
+        assert stats.mean.tolist() == [0, 0, 0]
+        assert stats.var.tolist() == [1, 1, 1]
+
+
+def test_numbers_are_centred_scaled_clipped_and_back():
+    stats = RunningStats()
+    stats.update(torch.tensor([1.0, 3.0, 5.0, 7.0]), torch.ones(4, dtype=torch.bool))
+    x = torch.tensor([4.0, 4 + 5**0.5, 1000.0, -1000.0])
+    torch.testing.assert_close(stats.normalize(x), torch.tensor([0.0, 1.0, CLIP, -CLIP]))
+    torch.testing.assert_close(stats.denormalize(stats.normalize(x[:2])), x[:2])
+
+
+def test_before_the_first_rollout_nothing_changes():
+    x = torch.tensor([0.5, -3.0])
+    torch.testing.assert_close(RunningStats().normalize(x), x)
+
+
+SPACE = spaces.Dict(
+    {
+        "speed": spaces.Box(-50, 50, (2,), np.float32),
+        "image": spaces.Box(0, 255, (3, 8, 8), np.uint8),
+        "picture": spaces.Box(0, 1, (8, 8, 1), np.float32),
+        "choice": spaces.Discrete(3),
+        "inner": spaces.Tuple([spaces.Box(0, 1, (), np.float32), spaces.MultiBinary(2)]),
+    }
+)
+
+
+def tree(rows):
+    return TensorDict(
+        {
+            "speed": torch.arange(2.0 * rows).reshape(rows, 2),
+            "image": torch.ones(rows, 3, 8, 8, dtype=torch.uint8),
+            "picture": torch.rand(rows, 8, 8, 1),
+            "choice": torch.ones(rows, dtype=torch.long),
+            "inner": TensorDict({"0": torch.arange(1.0 * rows), "1": torch.ones(rows, 2, dtype=torch.int8)}, [rows]),
+        },
+        batch_size=[rows],
+    )
+
+
+def test_each_numeric_leaf_has_statistics_and_all_others_are_left_alone():
+    normalizer, obs = ObsNormalizer(SPACE), tree(100)
+    before = obs.clone()
+    normalizer.update(obs, torch.ones(100, dtype=torch.bool))
+    after = normalizer(obs)
+    for name in ("image", "picture", "choice", ("inner", "1")):
+        assert torch.equal(after[name], obs[name])
+        assert after[name].dtype == obs[name].dtype
+    for name in ("speed", ("inner", "0")):
+        torch.testing.assert_close(after[name].mean(0), torch.zeros_like(after[name][0]), atol=1e-5, rtol=0)
+        torch.testing.assert_close(after[name].std(0, correction=0), torch.ones_like(after[name][0]))
+    assert bool((obs == before).all())
+
+
+def test_a_policy_sees_what_is_normalized_without_bounds():
+    space = normalized_spec(WorldSpec((), ("a",), observation=SPACE)).observation_space
+    assert not space["speed"].is_bounded()
+    assert space["speed"].dtype == np.float32
+    assert not space["inner"][0].is_bounded()
+    assert space["picture"] == SPACE["picture"]
+    assert space["image"] == SPACE["image"]
+    # Bounds would scale normalized numbers a second time.
+    encoder = encoder_of(space["speed"], 8)
+    assert encoder.reach.tolist() == [1, 1]
+    tokens = holdfast.make_world("recall", agents=2).spec
+    assert normalized_spec(tokens) is tokens
+
+
+@pytest.mark.parametrize("spec", [TREE_SPEC, IMAGE_SPEC, SayNumber.spec], ids=["tree", "image", "vector"])
+def test_statistics_are_saved_with_the_weights(spec):
+    options = {"normalize_obs": True, "normalize_value": True}
+    policy = holdfast.make_policy("fast", spec, seed=0, **options)
+    for module in policy.modules():
+        if isinstance(module, RunningStats):
+            module.mean.fill_(3)
+            module.var.fill_(4)
+    other = holdfast.make_policy("fast", spec, seed=1, **options)
+    other.load_state_dict(policy.state_dict())
+    stats = [module for module in other.modules() if isinstance(module, RunningStats)]
+    assert stats
+    assert all(bool((module.mean == 3).all()) for module in stats)
+    plain = holdfast.make_policy("fast", spec, seed=0)
+    assert not any(isinstance(module, RunningStats) for module in plain.modules())
+
+
+def test_values_are_in_units_of_returns():
+    policy = holdfast.make_policy("fast", SayNumber.spec, seed=0, normalize_value=True)
+    plain = holdfast.make_policy("fast", SayNumber.spec, seed=0)
+    policy.value_norm.mean.fill_(-100)
+    policy.value_norm.var.fill_(400)
+    obs, first = torch.rand(5, 2), torch.ones(5, dtype=torch.bool)
+    outputs = [each.unroll(obs, first, each.lstm.cell.initial(5))[0] for each in (policy, plain)]
+    torch.testing.assert_close(outputs[0].values, outputs[1].values * 20 - 100)
+    assert torch.equal(outputs[0].logits, outputs[1].logits)
+    assert float(policy.value_scale) == pytest.approx(20)
+
+
+def test_policies_written_by_hand_are_refused():
+    with pytest.raises(ConfigError, match=r"type policy.normalize_obs=false policy.normalize_value=false"):
+        holdfast.make_policy(
+            f"{NewLSTMPolicy.__module__}:{NewLSTMPolicy.__name__}",
+            holdfast.make_world("recall", agents=2),
+            normalize_value=True,
+        )
