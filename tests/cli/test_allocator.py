@@ -14,7 +14,8 @@ import torch
 from holdfast.cli.allocator import keep_freed_memory
 if {keeps}:
     assert keep_freed_memory()
-torch.ones(1 << 25)
+for _ in range(10):
+    torch.ones(1 << 25)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(20):
     torch.ones(1 << 25)
@@ -32,7 +33,7 @@ def faults(keeps):
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
 def test_freed_memory_is_reused():
     # In separate processes: the setting is global. A few allocations may need new pages, but not all.
-    assert 5 * faults(keeps=True) < faults(keeps=False)
+    assert 2 * faults(keeps=True) < faults(keeps=False)
 
 
 @pytest.mark.parametrize("name", ["MALLOC_TRIM_THRESHOLD_", "MALLOC_ARENA_MAX", "GLIBC_TUNABLES"])
@@ -55,7 +56,7 @@ def test_train_sets_the_allocator_before_training(monkeypatch):
         calls.append("train")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli_train, "train", start)
+    monkeypatch.setattr("holdfast.training.train.train", start)
     with pytest.raises(KeyboardInterrupt):
         cli_train.run_train(["recall"])
     assert calls == ["allocator", "train"]

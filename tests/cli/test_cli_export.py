@@ -16,6 +16,7 @@ SIGNATURE = """in  obs          [batch, 4, 3] uint8
 in  h_in         [batch, 2, 8] float32
 in  c_in         [batch, 2, 8] float32
 in  first        [batch] bool
+out action       [batch] int64
 out logits       [batch, 4] float32
 out value        [batch] float32
 out h_out        [batch, 2, 8] float32

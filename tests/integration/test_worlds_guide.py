@@ -64,7 +64,7 @@ def test_guide_world_passes_the_check_and_is_learned(folder):
             ".float() / 0\n        self.clock",
             "got a reward that is not finite",
         ),
-        ("obs_shape=(2,)", "obs_shape=(3,)", r"reset\(\): obs is \[64, 2\], must be \[64, 3\]"),
+        ("obs_shape=(2,)", "obs_shape=(3,)", r"reset\(\): obs is \[16, 2\], must be \[16, 3\]"),
         ("def step(self, actions):", "def step(self, actions):\n        1 / 0", "raised ZeroDivisionError"),
     ],
     ids=["first", "ends", "nan", "shape", "raises"],

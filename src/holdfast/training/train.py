@@ -27,6 +27,7 @@ from holdfast.config.run import Config, override
 from holdfast.config.sizes import check_sizes, explaining_allocations
 from holdfast.errors import ConfigError, recording_errors
 from holdfast.evaluation.periodic_and_final import check_eval_worlds, final_evaluation, periodic_evaluation
+from holdfast.learn import Teacher
 from holdfast.monitor import AgentTrace
 from holdfast.policies import LSTMWrapper
 from holdfast.recipes import find_recipe, recipe_for
@@ -182,14 +183,8 @@ def _setup(
     require_trackers(**_tracker_modes(config))
     teachers = build_teachers(config, world, policy, resume_point and resume_point.folder.teachers)
     trace = None if config.trace is None else AgentTrace(policy, world.agents, config.trace)
-    if resume_point is None:
-        folder = create_run_dir(config, config.run or _default_name(config), command, policy)
-        for teacher in teachers:
-            folder.keep_teacher(teacher.name, teacher.files)
-        stack.enter_context(folder.locked())
-    else:
-        # Locked since before its checkpoint was read.
-        folder = resume_point.folder
+    # That of a resumed run is locked since before its checkpoint was read.
+    folder = _create_folder(stack, config, command, policy, teachers) if resume_point is None else resume_point.folder
     stack.enter_context(recording_errors(folder.path / ERRORS))
     console = _make_console(config, folder, policy, world.spec, device, resume_point)
     if isinstance(world, WorkerPool):
@@ -223,6 +218,17 @@ def _setup(
         logger=_make_logger(stack, config, folder, console, trainer, resume_point),
         stop=stack.enter_context(stop_on_signals(console.print)),
     )
+
+
+def _create_folder(
+    stack: ExitStack, config: Config, command: str, policy: LSTMWrapper, teachers: Iterable[Teacher]
+) -> RunDir:
+    """Create and lock the folder of a new run, with copies of its teachers."""
+    folder = create_run_dir(config, config.run or _default_name(config), command, policy)
+    for teacher in teachers:
+        folder.keep_teacher(teacher.name, teacher.files)
+    stack.enter_context(folder.locked())
+    return folder
 
 
 def _make_console(
