@@ -48,10 +48,10 @@ def run(mode: str, seed: int, steps: int, folder: str) -> dict:
     return {
         "mode": mode,
         "seed": seed,
-        "return": result.metrics["eval/return_mean"],
-        "cleared": result.metrics["eval/return_mean_memory_cleared"],
+        "return": result.summary["eval/return_mean"],
+        "cleared": result.summary["eval/return_mean_memory_cleared"],
         "replay_error": max(errors),
-        "steps": result.metrics["global_step"],
+        "steps": result.summary["global_step"],
         "return_unlike_length": max(differences),
         "cpu_s": time.process_time() - started,
     }

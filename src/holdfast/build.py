@@ -1,5 +1,6 @@
 """Build what a config names: device, world, policy, teachers; load policies of saved runs."""
 
+import copy
 import os
 from pathlib import Path
 from warnings import warn
@@ -16,9 +17,10 @@ from holdfast.config.world_names import MixtureConfig
 from holdfast.errors import AgentCountError, ConfigError, ContractError, one_line
 from holdfast.learn import Teacher
 from holdfast.memory import require_kernel, use_kernel
-from holdfast.policies import FunctionalPolicy, LSTMWrapper, make_policy
+from holdfast.policies import FunctionalPolicy, LSTMWrapper, PolicyLike, make_policy, policy_name
 from holdfast.trust import names_from
 from holdfast.worlds import World, closing_world, make_world, world_options
+from holdfast.worlds.env_source import EnvLike, EnvSource, find_source, source_of
 from holdfast.worlds.workers import WorkerPool
 
 
@@ -50,6 +52,11 @@ def build_training_world(config: Config, device: torch.device, seed: int) -> Wor
     world, trainer = config.world, config.trainer
     if not trainer.num_workers:
         return build_world(config, device, agents=world.agents, seed=seed)
+    if source_of(world) is not None:
+        raise ConfigError(
+            f"{world.name} is an object of this program, which worker processes cannot import; leave out "
+            "trainer.num_workers, or pass a class of a module, or its name: env='package.module:Class'."
+        )
     limit = world.family.max_shards
     if limit == 0:
         raise ConfigError(f"{world.name} has its own threads (world.threads=N); leave out trainer.num_workers.")
@@ -71,12 +78,36 @@ def build_training_world(config: Config, device: torch.device, seed: int) -> Wor
     )
 
 
-def build_policy(config: Config, world: World, device: torch.device) -> LSTMWrapper:
-    """Build the configured policy for a world."""
+def with_env(config: Config, env: EnvLike | EnvSource | None) -> Config:
+    """Return a config with the environment that it names as a Python object; `env` may be None or its name."""
+    if env is None:
+        return config
+    source = env if isinstance(env, EnvSource) else find_source(env)
+    name = source.name if isinstance(source, EnvSource) else source
+    if name != config.world.name:
+        raise ConfigError(f"env is {name}, but the run was trained in {config.world.name}; pass that one.")
+    if not isinstance(source, EnvSource):
+        return config
+    return config.model_copy(update={"world": config.world.model_copy(update={"source": source})})
+
+
+def require_same_policy(config: Config, policy: PolicyLike | None) -> None:
+    """Raise if a policy that was passed is not that of the config."""
+    if policy is not None and policy_name(policy) != config.policy.name:
+        raise ConfigError(f"policy is {policy_name(policy)}, but the run trained {config.policy.name}; pass that one.")
+
+
+def build_policy(config: Config, world: World, device: torch.device, policy: PolicyLike | None = None) -> LSTMWrapper:
+    """Build the configured policy for a world; `policy`, an object or a class, stands for its name."""
     options = config.policy
+    if isinstance(policy, LSTMWrapper):
+        # As it is: the keys of the config describe it.
+        policy.require_bound(world.spec)
+        require_kernel(policy.to(device), device)
+        return policy
     sizes = options.model_dump(include={"hidden_size", "num_layers", "memory", "memory_init", "encoder_init"})
     policy = make_policy(
-        options.name,
+        policy if isinstance(policy, type) else options.name,
         world,
         seed=config.seed,
         clear_on=config.memory.clear_on,
@@ -101,19 +132,25 @@ def load_policy(folder: Path, device: torch.device, log: Log = warn) -> tuple[LS
     return load_policy_from(find_checkpoint(folder, log), device)
 
 
-def load_policy_from(saved: Checkpoint, device: torch.device) -> tuple[LSTMWrapper, Config]:
-    """Load the policy of a checkpoint, bound to the world it was trained in."""
-    config = config_from(saved)
+def load_policy_from(
+    saved: Checkpoint, device: torch.device, *, env: EnvLike | None = None, policy: PolicyLike | None = None
+) -> tuple[LSTMWrapper, Config]:
+    """Load the policy of a checkpoint, bound to the world it was trained in.
+
+    `env` and `policy` are those of a run that was trained with objects; they do not change.
+    """
+    config = with_env(config_from(saved), env)
+    require_same_policy(config, policy)
     with names_from(saved.path):
-        return _build_saved(saved, config, device), config
+        return _build_saved(saved, config, device, copy.deepcopy(policy)), config
 
 
-def _build_saved(saved: Checkpoint, config: Config, device: torch.device) -> LSTMWrapper:
+def _build_saved(saved: Checkpoint, config: Config, device: torch.device, policy: PolicyLike | None) -> LSTMWrapper:
     # Not compiled: callers compile if they want to. Triton kernels need a GPU.
     local = {"policy.compile": False} | ({"policy.kernel": "auto"} if device.type == "cpu" else {})
     _require_sizes_of_weights(saved, config)
-    with explaining_allocations(config), closing_world(_build_small_world(config, device)) as world:
-        policy = build_policy(override(saved_policy_config(saved, config), local), world, device)
+    with explaining_allocations(config), closing_world(_build_small_world(config, device), config.world) as world:
+        policy = build_policy(override(saved_policy_config(saved, config), local), world, device, policy)
     load_weights(policy, saved.path / WEIGHTS)
     return policy
 

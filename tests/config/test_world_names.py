@@ -158,8 +158,8 @@ def test_user_world_training(tmp_path):
     }
     run = train("recall", keys)
     assert run.folder.name.startswith("coin_worlds-Coin-")
-    assert run.metrics["eval/return_mean"] >= 0.95
-    assert run.metrics["eval/return_mean_memory_cleared"] <= 0.6
+    assert run.summary["eval/return_mean"] >= 0.95
+    assert run.summary["eval/return_mean_memory_cleared"] <= 0.6
 
 
 @pytest.mark.parametrize(
@@ -307,14 +307,14 @@ def test_worlds_are_closed_after_training(tmp_path, monkeypatch):
     assert run.finished
     assert set(closed) == {6, 100}
     # Every dead row of this one is known: none.
-    assert run.metrics["global_step"] == 96
+    assert run.summary["global_step"] == 96
 
 
 def test_invalid_rows_are_not_counted_as_steps(tmp_path):
     keys = {**KEYS, "world": "coin_worlds:Stick", "world.agents": 6, "world.autoreset": "next_step"}
     run = train(None, {**keys, "runs_dir": str(tmp_path)})
     # Episodes have three steps and a row in which nobody acts.
-    assert run.metrics["global_step"] == 96 * 3 // 4
+    assert run.summary["global_step"] == 96 * 3 // 4
 
 
 def test_general_recipe_for_external_worlds(tmp_path):

@@ -52,7 +52,7 @@ def soak(folder, iterations, resumes):
                 keys = {**TINY, **KEYS, "runs_dir": str(folder), "run": "soak"}
                 run = holdfast.train("recall", {**keys, "trainer.total_timesteps": steps})
             else:
-                run = holdfast.train(resume=run.folder, overrides={"trainer.total_timesteps": steps})
+                run = holdfast.train(resume=run.folder, config={"trainer.total_timesteps": steps})
             assert run.finished
             yield samples[-1]
 

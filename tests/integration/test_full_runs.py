@@ -304,7 +304,7 @@ def test_tensorboard_gets_every_line_of_metrics(tmp_path):
     events.Reload()
     returns = [event.value for event in events.Scalars("charts/episodic_return")]
     assert returns == pytest.approx([line["charts/episodic_return"] for line in lines_of(made.folder)[:-1]])
-    assert events.Scalars("eval/return_mean")[0].value == pytest.approx(made.metrics["eval/return_mean"])
+    assert events.Scalars("eval/return_mean")[0].value == pytest.approx(made.summary["eval/return_mean"])
 
 
 def test_nan_weights_after_the_last_iteration_fail_the_run(tmp_path, monkeypatch, capsys):
@@ -320,7 +320,7 @@ def test_teachers_with_equal_folder_names_get_distinct_names(tmp_path):
     folders = [run(tmp_path / name, run="x", seed=seed).folder for name, seed in (("a", 1), ("b", 2))]
     teachers = " + ".join(map(str, folders))
     taught = run(tmp_path, trainer__teachers=teachers)
-    assert {"losses/teacher_action@x", "losses/teacher_action@x-2"} <= taught.metrics.keys()
+    assert {"losses/teacher_action@x", "losses/teacher_action@x-2"} <= taught.summary.keys()
 
 
 def test_a_teacher_without_an_action_is_reported(tmp_path, capsys):
@@ -361,7 +361,7 @@ def poisoned(forward):
 @pytest.mark.usefixtures("annotations_asleep")
 def test_compiled_policies_are_monitored(tmp_path):
     made = run(tmp_path, policy__compile=True, trainer__total_timesteps=256)
-    assert made.metrics["memory/gradient_reach"] >= 1
+    assert made.summary["memory/gradient_reach"] >= 1
 
 
 def test_logged_times_sum_to_the_wall_time(tmp_path):
@@ -377,5 +377,5 @@ def test_graph_bytes_are_logged_only_if_measured(tmp_path):
     plain, warm = (
         run(tmp_path, trainer__monitor="off", trainer__stale=mode, trainer__burn_in=4) for mode in ("keep", "burn_in")
     )
-    assert "memory/graph_bytes" not in plain.metrics
-    assert warm.metrics["memory/buffer_bytes"] > plain.metrics["memory/buffer_bytes"]
+    assert "memory/graph_bytes" not in plain.summary
+    assert warm.summary["memory/buffer_bytes"] > plain.summary["memory/buffer_bytes"]

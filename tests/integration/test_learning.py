@@ -17,8 +17,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("annotations_asleep")]
 @pytest.mark.parametrize("seed", range(2))
 def test_default_recipe_learns_with_memory(tmp_path, capsys, seed):
     run = holdfast.train("recall", {"seed": seed, "run": "x", "runs_dir": str(tmp_path)})
-    assert run.metrics["eval/return_mean"] >= 0.95
-    assert run.metrics["eval/return_mean_memory_cleared"] <= 0.30
+    assert run.summary["eval/return_mean"] >= 0.95
+    assert run.summary["eval/return_mean_memory_cleared"] <= 0.30
     capsys.readouterr()
     assert main(["eval", str(run.folder), "--episodes", "2000", "--memory", "all", "--json"]) == 0
     results = {result["memory"]: result for result in json.loads(capsys.readouterr().out)}
@@ -26,7 +26,7 @@ def test_default_recipe_learns_with_memory(tmp_path, capsys, seed):
     assert results["cleared"]["return_mean"] <= 0.30
     assert results["shuffled"]["return_mean"] <= 0.35
     assert {result["episodes"] for result in results.values()} == {2000}
-    assert {result["steps_trained"] for result in results.values()} == {run.metrics["global_step"]}
+    assert {result["steps_trained"] for result in results.values()} == {run.summary["global_step"]}
     # Trained logits are sharper, so that rounding shows more: the exported model still agrees.
     assert seed or main(["export", str(run.folder), "--to", "onnx"]) == 0
 
@@ -42,8 +42,8 @@ def test_default_recipe_learns_with_memory(tmp_path, capsys, seed):
 def test_every_policy_learns_with_memory(tmp_path, policy, steps):
     keys = {"policy": policy, "trainer.total_timesteps": steps, "run": "x", "runs_dir": str(tmp_path)}
     run = holdfast.train("recall", keys)
-    assert run.metrics["eval/return_mean"] >= 0.95
-    assert run.metrics["eval/return_mean_memory_cleared"] <= 0.30
+    assert run.summary["eval/return_mean"] >= 0.95
+    assert run.summary["eval/return_mean_memory_cleared"] <= 0.30
 
 
 def test_largest_attention_policy_learns_with_memory(tmp_path):
@@ -51,8 +51,8 @@ def test_largest_attention_policy_learns_with_memory(tmp_path):
     keys = {"world.delay": 2, "world.cues": 2, "policy.hidden_size": 64, "policy.num_layers": 1}
     keys |= {"policy": "latent_attn_med", "trainer.total_timesteps": 3e4, "trainer.eval_episodes": 500}
     run = holdfast.train("recall", {**keys, "run": "x", "runs_dir": str(tmp_path)})
-    assert run.metrics["eval/return_mean"] >= 0.95
-    assert run.metrics["eval/return_mean_memory_cleared"] <= 0.6
+    assert run.summary["eval/return_mean"] >= 0.95
+    assert run.summary["eval/return_mean_memory_cleared"] <= 0.6
 
 
 @pytest.mark.parametrize("truncate", [False, True])
@@ -108,5 +108,5 @@ def test_policy_of_the_readme_learns_to_remember(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     keys = {"policy": "mine_of_the_readme:Mine", "policy.memory": "gru", "run": "x", "runs_dir": str(tmp_path)}
     run = holdfast.train("recall", keys)
-    assert run.metrics["eval/return_mean"] >= 0.95
-    assert run.metrics["eval/return_mean_memory_cleared"] <= 0.30
+    assert run.summary["eval/return_mean"] >= 0.95
+    assert run.summary["eval/return_mean_memory_cleared"] <= 0.30

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("annotations_asleep")]
 def learn(folder, recipe, **keys):
     keys = {key.replace("__", "."): value for key, value in keys.items()}
     run = holdfast.train(recipe, {"run": "x", "runs_dir": str(folder), **keys})
-    intact, cleared = (run.metrics[f"eval/return_mean{which}"] for which in ("", "_memory_cleared"))
+    intact, cleared = (run.summary[f"eval/return_mean{which}"] for which in ("", "_memory_cleared"))
     low, high = run.spec.best_return_without_memory, run.spec.best_return
     return (intact - low) / (high - low), (cleared - low) / (high - low)
 

@@ -12,9 +12,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("annotations_asleep")]
 
 def test_popgym_is_learned_with_memory(tmp_path):
     run = holdfast.train("popgym_repeat_first", {"run": "x", "runs_dir": str(tmp_path)})
-    assert run.metrics["eval/return_mean"] >= 0.97
-    assert run.metrics["eval/return_mean_memory_cleared"] <= -0.4
-    assert run.metrics["memory/replay_error"] <= 1e-5
+    assert run.summary["eval/return_mean"] >= 0.97
+    assert run.summary["eval/return_mean_memory_cleared"] <= -0.4
+    assert run.summary["memory/replay_error"] <= 1e-5
 
 
 def lines_of(folder, mode):
@@ -47,8 +47,8 @@ def test_async_envpool_cartpole_is_learned_with_memory(tmp_path):
     pytest.importorskip("envpool")
     keys = {"world.vector": "async", "run": "x", "runs_dir": str(tmp_path)}
     run = holdfast.train("envpool_cartpole", keys)
-    assert run.metrics["eval/return_mean"] >= 200
-    assert run.metrics["eval/return_mean_memory_cleared"] <= 75
+    assert run.summary["eval/return_mean"] >= 200
+    assert run.summary["eval/return_mean_memory_cleared"] <= 75
     updates = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()][:-1]
     assert max(line["memory/replay_error"] for line in updates) <= 1e-5
     assert all(line["memory/resets"] == line["memory/resets_due"] for line in updates)

@@ -23,8 +23,8 @@ def trained(folder, recipe, **keys):
 @pytest.mark.parametrize(("policy", "seed"), [("fast", 0), ("latent_attn_small", 0)])
 def test_mettagrid_tmaze_is_learned_with_memory_and_evaluated_with_other_resources(tmp_path, capsys, policy, seed):
     run = trained(tmp_path, "mettagrid_tmaze", **{"seed": seed, "policy.name": policy})
-    assert run.metrics["eval/return_mean"] >= 0.95
-    assert run.metrics["eval/return_mean_memory_cleared"] <= 0.25
+    assert run.summary["eval/return_mean"] >= 0.95
+    assert run.summary["eval/return_mean_memory_cleared"] <= 0.25
     capsys.readouterr()
     # Other resources change the numbering of features.
     args = ["eval", str(run.folder), "world.resources=ore,gem,wood", "--episodes", "400", "--json"]
@@ -35,4 +35,4 @@ def test_mettagrid_tmaze_is_learned_with_memory_and_evaluated_with_other_resourc
 
 def test_mettagrid_collect_is_learned(tmp_path):
     run = trained(tmp_path, "mettagrid_collect")
-    assert run.metrics["eval/return_mean"] >= 3.5
+    assert run.summary["eval/return_mean"] >= 3.5

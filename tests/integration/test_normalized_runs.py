@@ -72,7 +72,7 @@ def test_resume_is_bit_equal(tmp_path):
     keys = {**KEYS, "schedule": "none", "runs_dir": str(tmp_path)}
     uninterrupted = holdfast.train("general", {**keys, "run": "uninterrupted"}).folder
     part = holdfast.train("general", {**keys, "run": "part", "trainer.total_timesteps": 128}).folder
-    holdfast.train(resume=part, overrides={"trainer.total_timesteps": 256})
+    holdfast.train(resume=part, config={"trainer.total_timesteps": 256})
     assert apart(uninterrupted, part) == []
 
 

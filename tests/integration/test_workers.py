@@ -135,7 +135,7 @@ def test_numbers_of_workers_may_change_on_resume(tmp_path, monkeypatch, layouts)
         stopping(patched, Collector, "rollout", 2, ask)
         parts = train(tmp_path, "parts", None, **keys, **sizes(*layouts[0]))
     assert not parts.finished
-    assert holdfast.train(resume=parts.folder, overrides=sizes(*layouts[1])).finished
+    assert holdfast.train(resume=parts.folder, config=sizes(*layouts[1])).finished
     assert apart(full_run.folder, parts.folder) == []
 
 
@@ -144,8 +144,8 @@ def test_agents_of_a_restarted_worker_cannot_change_workers(tmp_path):
     run = train(tmp_path, "x", 2, trainer__restart_workers=True, **keys)
     more = {"trainer.total_timesteps": 448}
     with pytest.raises(holdfast.errors.ConfigError, match=r"type trainer.num_workers=2 trainer.async_factor=2\.$"):
-        holdfast.train(resume=run.folder, overrides={**more, "trainer.num_workers": 0})
-    assert holdfast.train(resume=run.folder, overrides=more).finished
+        holdfast.train(resume=run.folder, config={**more, "trainer.num_workers": 0})
+    assert holdfast.train(resume=run.folder, config=more).finished
 
 
 def test_resume_after_an_interrupted_first_rollout(tmp_path, monkeypatch):
@@ -163,7 +163,7 @@ def test_restart_workers_may_change_on_resume(tmp_path, monkeypatch, restart):
     with monkeypatch.context() as patched:
         stopping(patched, Collector, "rollout", 3, ask)
         parts = train(tmp_path, "x", 2, trainer__restart_workers=restart)
-    resumed = holdfast.train(resume=parts.folder, overrides={"trainer.restart_workers": not restart})
+    resumed = holdfast.train(resume=parts.folder, config={"trainer.restart_workers": not restart})
     assert resumed.finished
     assert len(lines_of(resumed.folder)) == 7
 

@@ -163,8 +163,8 @@ def test_every_kind_of_run_resumes_bit_for_bit(tmp_path, monkeypatch, kind):
     resumed = holdfast.train(resume=parts.folder)
     assert resumed.finished
     assert apart(full_run.folder, parts.folder) == []
-    assert {k: v for k, v in full_run.metrics.items() if k.startswith("eval/")} == {
-        k: v for k, v in resumed.metrics.items() if k.startswith("eval/")
+    assert {k: v for k, v in full_run.summary.items() if k.startswith("eval/")} == {
+        k: v for k, v in resumed.summary.items() if k.startswith("eval/")
     }
 
 

@@ -112,7 +112,7 @@ def test_metrics_lines_count_iterations_and_steps(mixed):
 def test_result_metrics_are_those_of_the_last_iteration_and_evaluation(mixed):
     *_, iteration, evaluation = metrics_of(mixed.folder)
     machine = [json.loads(line) for line in (mixed.folder / "machine.jsonl").read_text().splitlines()][-1]
-    assert mixed.metrics == iteration | machine | evaluation
+    assert mixed.summary == iteration | machine | evaluation
 
 
 def test_replay_error_is_small_in_every_iteration(mixed):
@@ -254,7 +254,7 @@ def test_multi_agent_world_is_evaluated(tmp_path):
     sizes = {"world__agents": 24, "world__length": 4, "world__size": 12, "trainer__batch_size": 192}
     run = tiny_train(tmp_path, world="arena", trainer__total_timesteps=192, **sizes)
     assert run.finished
-    assert 0 <= run.metrics["eval/return_mean"] <= 4
+    assert 0 <= run.summary["eval/return_mean"] <= 4
 
 
 def test_first_signal_during_final_evaluation_ends_it(tmp_path, monkeypatch):
@@ -265,14 +265,14 @@ def test_first_signal_during_final_evaluation_ends_it(tmp_path, monkeypatch):
     monkeypatch.setattr(sys.modules["holdfast.training.train"], "final_evaluation", stop)
     run = tiny_train(tmp_path, trainer__total_timesteps=256)
     assert not run.finished
-    assert not run.metrics.keys() & EVALUATION
+    assert not run.summary.keys() & EVALUATION
     assert weights_in(run.folder)
 
 
 def test_final_evaluation_is_skipped_if_no_episode_ended(tmp_path, capsys):
     run = tiny_train(tmp_path, world="constant", world__length=200, trainer__total_timesteps=256)
     assert run.finished
-    assert not run.metrics.keys() & EVALUATION
+    assert not run.summary.keys() & EVALUATION
     assert "no episode ended during training, so there is no evaluation; try holdfast eval." in capsys.readouterr().out
 
 
@@ -282,8 +282,8 @@ def test_signal_in_the_last_iteration_skips_the_final_evaluation(tmp_path, monke
     run = tiny_train(tmp_path, trainer__total_timesteps=256)
     assert not run.finished
     (line,) = metrics_of(run.folder)
-    assert line.items() <= run.metrics.items()
-    assert not run.metrics.keys() & EVALUATION
+    assert line.items() <= run.summary.items()
+    assert not run.summary.keys() & EVALUATION
     assert run.checkpoint.name == "000001"
 
 

@@ -80,7 +80,7 @@ def wiped_at_the_rollouts_start():
 
 def replay_error_of_a_run():
     """How far PPO's first ratio is from 1."""
-    return short_run().metrics["memory/replay_error"]
+    return short_run().summary["memory/replay_error"]
 
 
 def zero_start_in_training():

@@ -108,7 +108,7 @@ def test_family_is_configured_built_and_trained(add, dice, monkeypatch, tmp_path
     world = make_world("dice:red", agents=2, sides=3)
     assert (world.env, world.sides) == ("red", 3)
     assert make_world("mixture", agents=4, parts="dice:red sides=2 + dice:red sides=2 batch=1").agents == 4
-    assert train(None, keys).metrics["eval/return_mean"] == 4.0
+    assert train(None, keys).summary["eval/return_mean"] == 4.0
     assert main(["train", "--help"]) == 0
     assert "dice:COLOUR: Dice of a number of sides" in capsys.readouterr().out
     asynchronous = config.world.model_copy(update={"vector": "async", "batch": 3})

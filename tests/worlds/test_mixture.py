@@ -207,8 +207,8 @@ def test_mixture_training_evaluates_every_part(tmp_path):
     labels = ["recall(delay=1)", "recall(delay=3)", "recall(delay=9)", "ragged"]
     for label in labels:
         for name in ("eval/return_mean", "eval/return_mean_memory_cleared"):
-            assert 0 <= run.metrics[f"{name}@{label}"] <= 1
-    assert run.metrics["charts/episodes@recall(delay=1)"] > run.metrics["charts/episodes@recall(delay=3)"]
+            assert 0 <= run.summary[f"{name}@{label}"] <= 1
+    assert run.summary["charts/episodes@recall(delay=1)"] > run.summary["charts/episodes@recall(delay=3)"]
     config = override(find_recipe("recall"), {key: keys[key] for key in ("world", "world.parts")})
     assert build_world(config, CPU, agents=64, seed=0).spec.parts == (
         ("recall(delay=1)", 48),

@@ -56,9 +56,9 @@ def _print_result(run: "RunResult") -> None:
 
     out = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
     if run.finished:
-        for name, intact in run.metrics.items():
+        for name, intact in run.summary.items():
             if name.startswith("eval/return_mean") and "cleared" not in name:
-                cleared = run.metrics[name.replace("return_mean", "return_mean_memory_cleared")]
+                cleared = run.summary[name.replace("return_mean", "return_mean_memory_cleared")]
                 _, at, world = name.partition("@")
                 prefix = f"{world}: " if at else ""
                 out.print(f"{prefix}greedy return {intact:.3f} · with memory cleared every step {cleared:.3f}")

@@ -3,6 +3,7 @@
 from rich.console import Console
 from rich.table import Column, Table
 
+from holdfast.config.base import keys_of
 from holdfast.config.run import Config, all_keys, format_value, lookup, override
 from holdfast.config.world_names import FAMILIES, usage
 from holdfast.errors import ConfigError, did_you_mean
@@ -73,8 +74,6 @@ def _print_worlds(out: Console, besides: str) -> None:
     out.print(f"Worlds besides {besides}, by world=NAME; --help world=NAME describes their keys:\n")
     for name, kind in FAMILIES.items():
         if name != besides:
-            keys = ", ".join(
-                f"world.{key}" for key in kind.model_fields if key not in ("name", "agents", "clip_reward")
-            )
+            keys = ", ".join(f"world.{key}" for key in keys_of(kind) if key not in ("name", "agents", "clip_reward"))
             out.print(f"{usage(name)}: {kind.__doc__}\n  {keys}")
     out.print("package.module:Class: your own world; its keys are the arguments of its constructor.\n")

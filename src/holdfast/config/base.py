@@ -22,6 +22,9 @@ def keys_of(model: type[BaseModel], prefix: str = "", **branches: type[BaseModel
     keys: dict[str, FieldInfo] = {}
     for name, field in sorted(model.model_fields.items(), key=lambda item: item[0] != "name"):
         kind = branches.get(prefix + name, field.annotation)
+        if field.exclude:
+            # In no file and on no command line.
+            continue
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             keys |= keys_of(kind, f"{prefix}{name}.")
         else:

@@ -184,15 +184,29 @@ SCHEDULED = tuple(
 """The keys of numbers that are read in every iteration."""
 
 
+def with_number(trainer: TrainerConfig, key: str, value: float, *, prefix: str = "") -> TrainerConfig:
+    """Return the config with a number that is read in every iteration; one outside of its bounds is an error.
+
+    `prefix` comes before the key in errors.
+    """
+    if key not in SCHEDULED:
+        hint = did_you_mean(key, SCHEDULED, f"choose from {', '.join(SCHEDULED)}.")
+        raise ValueError(f"{prefix}{key} is not a number that is read in every iteration; {hint}")
+    _, *path, name = key.split(".")
+    branch = getattr(trainer, path[0]) if path else trainer
+    try:
+        changed = type(branch).model_validate({**dict(branch), name: value})
+    except ValidationError as error:
+        raise ValueError(first_error_message(error, f"{prefix}{key.removesuffix(name)}")) from None
+    return trainer.model_copy(update={path[0]: changed} if path else {name: getattr(changed, name)})
+
+
 def check_schedule(trainer: TrainerConfig, schedule: Schedule) -> None:
     """Require the key of a number that is read in every iteration, and an end within its bounds."""
     key, end = schedule.key, schedule.end
-    if key not in SCHEDULED:
-        hint = did_you_mean(key, SCHEDULED, f"choose from {', '.join(SCHEDULED)}.")
-        raise ValueError(f"schedule.{key} is not a number that is read in every iteration; {hint}")
+    with_number(trainer, key, end, prefix="schedule.")
     _, *path, name = key.split(".")
-    branch = getattr(trainer, path[0]) if path else trainer
-    start = getattr(branch, name)
+    start = getattr(getattr(trainer, path[0]) if path else trainer, name)
     if start is None:
         raise ValueError(f"schedule.{key}: it is none; give {key}=NUMBER to start from.")
     if schedule.kind == "exponential" and min(start, end) <= 0:
@@ -200,10 +214,6 @@ def check_schedule(trainer: TrainerConfig, schedule: Schedule) -> None:
             f"schedule.{key}={schedule.kind}:{end:g} goes from {start:g} to {end:g}; an exponential needs both above "
             "0: use linear or cosine."
         )
-    try:
-        type(branch).model_validate({**dict(branch), name: end})
-    except ValidationError as error:
-        raise ValueError(first_error_message(error, f"schedule.{key.removesuffix(name)}")) from None
 
 
 PROPOSALS = 3
@@ -232,6 +242,15 @@ def check_batch_sizes(agents: int, trainer: TrainerConfig) -> None:
     if trainer.stale == "burn_in" and trainer.burn_in > horizon:
         what = f"trainer.burn_in={trainer.burn_in} is longer than a segment"
         raise ValueError(f"{what}; try trainer.burn_in={horizon} or less.")
+
+
+def fit_batch_sizes(agents: int, horizon: int, batch: int, minibatch: int) -> dict[str, int]:
+    """Return the sizes nearest to these with which every step of a number of agents is trained on."""
+    unit = agents * horizon
+    batch = unit * max(1, round(batch / unit))
+    fitting = [horizon * segments for segments in _divisors(batch // horizon)]
+    nearest = min(fitting, key=lambda size: abs(size - minibatch))
+    return {"trainer.batch_size": batch, "trainer.minibatch_size": nearest}
 
 
 def _batch_error(what: str, agents: int, trainer: TrainerConfig) -> ValueError:

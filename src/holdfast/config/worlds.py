@@ -268,6 +268,13 @@ class GymConfig(ExternalEnvConfig):
     frame_stack: Int = Field(default=1, ge=1, le=1000, description="observations stacked; 1: the current one alone")
 
 
+class PythonConfig(GymConfig):
+    """An environment that a Python program passes: holdfast.train(env=...)."""
+
+    family: ClassVar[Family] = Family("holdfast.worlds.env_source:python_world", ids="NAME")
+    source: Any = Field(default=None, exclude=True, repr=False, description="the `EnvSource`; in no file")
+
+
 class PopGymConfig(GymConfig):
     """An environment of POPGym: popgym:NAME."""
 
@@ -298,6 +305,7 @@ class EnvpoolConfig(ExternalEnvConfig):
 
 EXTERNAL_CONFIGS: dict[str, type[WorldConfig]] = {
     "gym": GymConfig,
+    "python": PythonConfig,
     "popgym": PopGymConfig,
     "pettingzoo": PettingZooConfig,
     "envpool": EnvpoolConfig,

@@ -17,6 +17,7 @@ from holdfast.evaluation.evaluate import MAX_STEPS, Evaluation, Log, Match, Memo
 from holdfast.evaluation.score import Score, score
 from holdfast.policies import LSTMWrapper
 from holdfast.worlds import World, WorldSpec, closing_world, make_world, world_options
+from holdfast.worlds.env_source import source_of
 
 AGENTS = 250
 """Default number of agents."""
@@ -113,7 +114,7 @@ def _worlds(
     for number in range(settings.seeds):
         episodes, seed = settings.episodes_of(number), held_out_seed(config, number)
         # A match plays each world twice, with sides swapped.
-        agents = settings.agents or num_agents_for(spec, math.ceil(episodes / len(players)))
+        agents = settings.agents or num_agents_for(config.world, spec, math.ceil(episodes / len(players)))
         with held_out_world(config.world, device, agents, seed) as world:
             yield world, episodes, seed
 
@@ -126,7 +127,8 @@ def held_out_seed(config: Config, number: int) -> int:
 def held_out_world(config: WorldConfig, device: torch.device, agents: int, seed: int) -> AbstractContextManager[World]:
     """Build a synchronous world; the context closes it."""
     config = force_sync(config)
-    return closing_world(make_world(config.name, agents=agents, seed=seed, device=device, **world_options(config)))
+    world = make_world(config.name, agents=agents, seed=seed, device=device, **world_options(config))
+    return closing_world(world, config)
 
 
 def world_spec(config: WorldConfig, device: torch.device) -> WorldSpec:
@@ -135,8 +137,11 @@ def world_spec(config: WorldConfig, device: torch.device) -> WorldSpec:
         return world.spec
 
 
-def num_agents_for(spec: WorldSpec, episodes: int) -> int:
+def num_agents_for(config: WorldConfig, spec: WorldSpec, episodes: int) -> int:
     """Number of agents for so many episodes: equally many each, in full environments and in all parts."""
+    source = source_of(config)
+    if source is not None and source.agents is not None:
+        return source.agents
     rounds = math.ceil(episodes / AGENTS)
     minimum = spec.agents_per_env * max(1, len(spec.parts))
     return max(minimum, math.ceil(episodes / rounds / spec.agents_per_env) * spec.agents_per_env)

@@ -5,6 +5,7 @@ import torch
 from holdfast.config.run import Config
 from holdfast.config.world_names import MixtureConfig
 from holdfast.config.worlds import WorldConfig
+from holdfast.errors import ConfigError
 from holdfast.evaluation.evaluate import Log, MemoryMode, evaluate
 from holdfast.evaluation.held_out import (
     FINAL,
@@ -17,6 +18,7 @@ from holdfast.evaluation.held_out import (
 )
 from holdfast.policies import LSTMWrapper
 from holdfast.rng import isolated_rng
+from holdfast.worlds.env_source import source_of
 
 EVALUATIONS: dict[str, MemoryMode] = {"eval/return_mean": "intact", "eval/return_mean_memory_cleared": "cleared"}
 
@@ -32,7 +34,7 @@ def final_evaluation(
     scores = dict[str, int | float]()
     seed = held_out_seed(config, number)
     for label, world_config in _eval_worlds(config).items():
-        agents = num_agents_for(world_spec(world_config, device), episodes)
+        agents = num_agents_for(world_config, world_spec(world_config, device), episodes)
         with held_out_world(world_config, device, agents, seed) as world:
             for name, memory in EVALUATIONS.items():
                 result = evaluate(policy, world, episodes=episodes, memory=memory, max_steps=max_steps, log=log)
@@ -58,6 +60,12 @@ def _eval_worlds(config: Config) -> dict[str, WorldConfig]:
 
 def check_eval_worlds(config: Config, policy: LSTMWrapper, device: torch.device) -> None:
     """Raise before training if the policy cannot be evaluated in a world."""
+    source = source_of(config.world)
+    if config.trainer.eval_interval and source is not None and source.is_object:
+        raise ConfigError(
+            f"trainer.eval_interval={config.trainer.eval_interval} needs another {source.name} beside the one that is "
+            "trained in; pass a function that makes them, env=lambda: ..., or leave out trainer.eval_interval."
+        )
     for label, world_config in _eval_worlds(config).items():
         if label:
             require_bindable(policy, world_spec(world_config, device), f"trainer.eval_worlds: {label}")

@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from holdfast.config.run import Config
-from holdfast.config.trainer import OptimizerConfig, ScheduleKind, TrainerConfig
+from holdfast.config.trainer import OptimizerConfig, ScheduleKind, TrainerConfig, with_number
 from holdfast.errors import ConfigError, ContractError
 from holdfast.policies import LSTMWrapper
 from holdfast.policies.distributions import MultiCategorical
@@ -126,19 +126,15 @@ def schedule_value(kind: ScheduleKind, start: float, end: float, progress: float
     return min(max(value, min(start, end)), max(start, end))
 
 
-def trainer_config_at(config: Config, progress: float) -> TrainerConfig:
-    """Return the trainer config with the scheduled values at a share of the run."""
+def trainer_config_at(config: Config, progress: float, numbers: Mapping[str, float] | None = None) -> TrainerConfig:
+    """Return the trainer config with the scheduled values at a share of the run; `numbers` come before schedules."""
+    values = {
+        schedule.key: schedule_value(schedule.kind, attrgetter(schedule.key)(config), schedule.end, progress)
+        for schedule in config.schedule
+    }
     trainer = config.trainer
-    for schedule in config.schedule:
-        start = attrgetter(schedule.key)(config)
-        value = schedule_value(schedule.kind, start, schedule.end, progress)
-        _, *path, name = schedule.key.split(".")
-        # Copied without validation: both ends are valid, and the value lies between them.
-        if path:
-            branch = getattr(trainer, path[0]).model_copy(update={name: value})
-            trainer = trainer.model_copy(update={path[0]: branch})
-        else:
-            trainer = trainer.model_copy(update={name: value})
+    for key, value in (values | dict(numbers or {})).items():
+        trainer = with_number(trainer, key, value)
     return trainer
 
 

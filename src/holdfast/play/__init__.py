@@ -15,9 +15,10 @@ from holdfast.errors import ConfigError
 from holdfast.install import install_command
 from holdfast.play.saved_memory import weights_hash
 from holdfast.play.session import Session
-from holdfast.policies import LSTMWrapper
+from holdfast.policies import LSTMWrapper, PolicyLike
 from holdfast.trust import trusting
 from holdfast.worlds import WorldSpec
+from holdfast.worlds.env_source import EnvLike
 
 HUB = "hub:"
 
@@ -75,26 +76,43 @@ class Player:
         return cls(*_read(_hub().fetch(name, **options), device, warn, trust_code))
 
 
-def load(name: str | Path, device: str = "cpu", *, log: Log = warn, trust_code: bool | None = None) -> Player:
+def load(
+    name: str | Path,
+    device: str = "cpu",
+    *,
+    env: EnvLike | None = None,
+    policy: PolicyLike | None = None,
+    log: Log = warn,
+    trust_code: bool | None = None,
+) -> Player:
     """Load a player from `runs/NAME`, a checkpoint, a folder saved for the Hub, or `hub:owner/name`.
 
-    A damaged checkpoint is skipped, with a message to `log`. Code that a config names is imported with
-    `trust_code=True`, never with False; by default from installed packages only, for the Hub never.
+    A run that was trained with an environment or a policy as an object needs it again: `env`, `policy`. Neither is
+    changed; the weights go into a copy of the policy. A damaged checkpoint is skipped, with a message to `log`. Code
+    that a config names is imported with `trust_code=True`, never with False; by default from installed packages only,
+    for the Hub never.
     """
     if str(name).startswith(HUB):
         repo_id = str(name).removeprefix(HUB)
-        return Player.from_pretrained(repo_id, device=device, trust_code=bool(trust_code))
+        return Player(*_read(_hub().fetch(repo_id), device, log, bool(trust_code), env, policy))
     folder = Path(name)
     if not folder.is_dir():
         raise ConfigError(f"{name} is not a folder; give runs/NAME, one of its checkpoints, or {HUB}owner/name.")
     if not (folder / "config.json").exists():
         raise ConfigError(f"{folder} has no config.json, so it is neither a run nor a checkpoint.")
-    return Player(*_read(folder, device, log, trust_code))
+    return Player(*_read(folder, device, log, trust_code, env, policy))
 
 
-def _read(folder: Path, device: str, log: Log, trust_code: bool | None) -> tuple[LSTMWrapper, Config]:
+def _read(
+    folder: Path,
+    device: str,
+    log: Log,
+    trust_code: bool | None,
+    env: EnvLike | None = None,
+    policy: PolicyLike | None = None,
+) -> tuple[LSTMWrapper, Config]:
     with trusting(trust_code):
-        return load_policy_from(find_checkpoint(folder, log), _device(device))
+        return load_policy_from(find_checkpoint(folder, log), _device(device), env=env, policy=policy)
 
 
 def _device(name: str) -> torch.device:

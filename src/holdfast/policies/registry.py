@@ -18,6 +18,7 @@ from holdfast.policies.lstm_wrapper import LSTMWrapper
 from holdfast.policies.normalization import ObsNormalizer, RunningStats, normalized_spec
 from holdfast.policies.recurrent_policy import FunctionalPolicy, RecurrentPolicy
 from holdfast.registry import Registry
+from holdfast.worlds.env_source import importable_name
 from holdfast.worlds.step import World, WorldSpec
 
 COMPONENT = "component:"
@@ -34,8 +35,25 @@ point of the group `holdfast.policies`."""
 register_policy = POLICIES.register
 
 
+PolicyLike = str | type[LSTMWrapper] | LSTMWrapper
+"""A policy: its name, its class, or an object that is trained as it is."""
+PYTHON = "python:"
+"""Prefix of the names of objects, and of classes that cannot be imported by their name."""
+
+
+def policy_name(policy: PolicyLike) -> str:
+    """Return the name of a policy in a config."""
+    if isinstance(policy, LSTMWrapper):
+        return f"{PYTHON}{type(policy).__name__}"
+    if isinstance(policy, type) and issubclass(policy, LSTMWrapper):
+        return importable_name(policy) or f"{PYTHON}{policy.__name__}"
+    if isinstance(policy, str):
+        return policy
+    raise ConfigError(f"policy={policy!r} is {type(policy).__name__}; give a name, a RecurrentPolicy, or its class.")
+
+
 def make_policy(
-    name: str,
+    name: str | type[LSTMWrapper],
     world: World | WorldSpec,
     *,
     seed: int | None = None,
@@ -43,7 +61,7 @@ def make_policy(
     normalize_value: bool = False,
     **options: Any,
 ) -> LSTMWrapper:
-    """Build a policy for a world or its spec, by name or `package.module:Class`; `auto` is `fast`.
+    """Build a policy for a world or its spec, by name, `package.module:Class` or class; `auto` is `fast`.
 
     With a `seed` the initial weights depend on nothing else, and the global generator is not used. Statistics of
     observations (`normalize_obs`) and of returns (`normalize_value`) are part of the policy's weights.
@@ -79,11 +97,16 @@ def make_policy(
     return policy
 
 
-def find_policy(name: str) -> Callable[..., LSTMWrapper]:
+def find_policy(name: str | type[LSTMWrapper]) -> Callable[..., LSTMWrapper]:
     """Look up a policy by name, a graph by `component:NAME`, or a class by `package.module:Class`."""
-    if name.startswith(COMPONENT):
+    if isinstance(name, str) and name.startswith(COMPONENT):
         return partial(ComponentPolicy, graph=find_graph(name.removeprefix(COMPONENT)))
-    policy = POLICIES.find(name)
+    if isinstance(name, str) and name.startswith(PYTHON):
+        raise ConfigError(
+            f"The policy {name} is an object of a Python program, which no file holds; pass it again: "
+            "holdfast.train(policy=..., resume=RUN), holdfast.load(RUN, policy=...)."
+        )
+    policy, name = (POLICIES.find(name), name) if isinstance(name, str) else (name, policy_name(name))
     missing = sorted(getattr(policy, "__abstractmethods__", ()))
     if missing and policy is not RecurrentPolicy:
         raise ConfigError(f"policy={name}: {policy.__name__} lacks {' and '.join(missing)}.")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.live import Live
+from rich.table import Table
 
 from holdfast.errors import writing
 from holdfast.monitor import AgentTrace, advice, shapes
@@ -22,7 +23,7 @@ DRAW_SHARE = 0.008
 
 
 class RunConsole:
-    """Live dashboard on a terminal, plain lines elsewhere."""
+    """Live dashboard on a terminal, plain lines elsewhere; with `quiet` alarms alone."""
 
     def __init__(
         self,
@@ -34,8 +35,11 @@ class RunConsole:
         first_iteration: int = 0,
         precision: str = "float32",
         learning: LearningAlarms | None = None,
+        quiet: bool = False,
     ) -> None:
-        self.console = console or Console(highlight=False, soft_wrap=True, emoji=False)
+        # In a notebook too, lines are text: as HTML each would be a paragraph.
+        self.console = console or Console(highlight=False, soft_wrap=True, emoji=False, force_jupyter=False)
+        self._quiet = quiet
         self.total = iterations
         self._dashboard = Dashboard(
             iterations, title or {}, horizon, first_iteration=first_iteration, alarm_at=replay_alarm(precision)
@@ -48,7 +52,7 @@ class RunConsole:
         self._printed: int | float = 0
 
     def __enter__(self) -> "RunConsole":
-        if self.console.is_terminal and not self.console.is_dumb_terminal:
+        if self.console.is_terminal and not self.console.is_dumb_terminal and not self._quiet:
             self._live = Live(self._dashboard, console=self.console, auto_refresh=False)
             self._live.start()
         return self
@@ -68,9 +72,10 @@ class RunConsole:
         for number in returns:
             self._dashboard.returns.add(number)
 
-    def print(self, text: str) -> None:
+    def print(self, text: str | Table) -> None:
         """Print a line above the dashboard."""
-        self.console.print(text, markup=False)
+        if not self._quiet:
+            self.console.print(text, markup=False)
 
     def alarm(self, text: str, kind: str = "") -> None:
         """Show an alarm until the end of the run, once per kind."""
@@ -79,7 +84,7 @@ class RunConsole:
         self._alarmed.add(kind or text)
         self._dashboard.alarms.append(text)
         if self._live is None:
-            self.print(f"ALARM: {text}")
+            self.console.print(f"ALARM: {text}", markup=False)
         self._next_drawing = 0.0
 
     def show(self, metrics: Metrics) -> None:

@@ -8,6 +8,8 @@ from io import FileIO
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+
 from holdfast.errors import ContractError, writing
 from holdfast.monitor.replay_check import REPLAY_ALARM
 from holdfast.report.text import short_number
@@ -31,7 +33,7 @@ class Metric:
 
 def find_metric(name: str) -> Metric | None:
     """Return the description of a metric; `NAME@LABEL` is one of several, with the same description."""
-    return METRICS.get(name.partition("@")[0])
+    return METRICS.get("custom" if name.startswith(CUSTOM) else name.partition("@")[0])
 
 
 METRICS: dict[str, Metric] = {
@@ -121,7 +123,10 @@ METRICS: dict[str, Metric] = {
     "machine/gpu_peak_bytes": Metric("bytes", "peak GPU memory allocated by tensors", kind="machine"),
     "eval/return_mean": Metric("reward", "mean return of a periodic or final evaluation, greedy actions"),
     "eval/return_mean_memory_cleared": Metric("reward", "the same with memory cleared before every step"),
+    "custom": Metric("", "`custom/NAME`: a number that a callback logged"),
 }
+CUSTOM = "custom/"
+"""Prefix of the numbers of callbacks."""
 
 
 def replay_error(metrics: Metrics) -> float | None:
@@ -160,15 +165,35 @@ def alarms(metrics: Metrics, alarm_at: float = REPLAY_ALARM) -> Iterator[tuple[s
 
 def read_returns(path: Path) -> list[float]:
     """Read the returns of a run's metrics.jsonl; lines that cannot be read are left out."""
-    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
-    return [number for number in map(_return_of, lines) if number is not None]
+    name = "charts/episodic_return"
+    return [float(line[name]) for line in _read_lines(path) if name in line]
 
 
-def _return_of(line: str) -> float | None:
+def read_metrics(path: Path) -> dict[str, np.ndarray]:
+    """Read a run's metrics.jsonl and machine.jsonl as arrays over iterations; NaN: not measured in that iteration.
+
+    The final evaluation belongs to the last iteration. Lines that cannot be read are left out.
+    """
+    rows = dict[int, dict[str, int | float]]()
+    for line in (*_read_lines(path), *_read_lines(path.with_name(MACHINE))):
+        rows.setdefault(int(line.get("iteration", 0)), {}).update(line)
+    ordered = [rows[iteration] for iteration in sorted(rows)]
+    names = dict.fromkeys(name for row in ordered for name in row)
+    return {name: np.array([row.get(name, math.nan) for row in ordered]) for name in names}
+
+
+def _read_lines(path: Path) -> list[dict[str, int | float]]:
+    """Read the numbers of each line of a metrics file."""
+    texts = path.read_text(errors="replace").splitlines() if path.exists() else []
+    return [line for line in map(_numbers_of, texts) if line]
+
+
+def _numbers_of(text: str) -> dict[str, int | float]:
     try:
-        return float(json.loads(line)["charts/episodic_return"])
-    except (ValueError, TypeError, KeyError):
-        return None
+        line = json.loads(text)
+    except ValueError:
+        return {}
+    return {name: x for name, x in line.items() if isinstance(x, int | float)} if isinstance(line, dict) else {}
 
 
 MACHINE = "machine.jsonl"
@@ -190,7 +215,7 @@ class MetricsFile:
     def write(self, metrics: Metrics) -> None:
         """Append one line; an unknown metric or a non-finite value is an error."""
         _require_known_and_finite(metrics)
-        machine = {name for name in metrics if METRICS[name.partition("@")[0]].kind == "machine"}
+        machine = {name for name in metrics if name.startswith("machine/")}
         self._append(self._file, {name: value for name, value in metrics.items() if name not in machine})
         if machine:
             if self._machine is None:

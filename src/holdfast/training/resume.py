@@ -40,6 +40,8 @@ class ResumePoint:
     """Messages about damaged checkpoints that were skipped."""
     changed: str = ""
     """Keys whose values changed, as text."""
+    typed: tuple[str, ...] = ()
+    """Keys that were given for the resumed run."""
 
     @property
     def world_seed(self) -> int:
@@ -55,6 +57,8 @@ class ResumePoint:
             log(note)
         load_plans(saved.environment.get("kernels"))
         restarted = trainer.restore(saved)
+        # What is typed now comes before what a callback has set.
+        trainer.unset(self.typed)
         log_state = get_field(saved.trainer(), "files", dict)
         folder.append_provenance(policy_files(self.config, policy), command)
         with writing(folder.checkpoints):
@@ -114,4 +118,4 @@ def find_resume_point(path: Path, overrides: Mapping[str, Any]) -> ResumePoint:
         )
     if config.schedule and config.iterations != before.iterations:
         changed.append("schedules now run to the new end")
-    return ResumePoint(folder, saved, config, tuple(notes), ", ".join(changed))
+    return ResumePoint(folder, saved, config, tuple(notes), ", ".join(changed), tuple(overrides))

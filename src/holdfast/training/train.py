@@ -3,7 +3,7 @@
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from datetime import datetime
@@ -16,49 +16,42 @@ from holdfast.build import (
     build_policy,
     build_teachers,
     build_training_world,
+    require_same_policy,
     saved_policy_config,
     select_device,
     total_memory,
+    with_env,
 )
 from holdfast.checkpoint.format import environment
 from holdfast.checkpoint.manager import CheckpointManager
 from holdfast.checkpoint.run_dir import ERRORS, RunDir, create_run_dir, load_weights, policy_files
-from holdfast.config.run import Config, override
+from holdfast.config.run import Config
 from holdfast.config.sizes import check_sizes, explaining_allocations
 from holdfast.errors import ConfigError, recording_errors
 from holdfast.evaluation.periodic_and_final import check_eval_worlds, final_evaluation, periodic_evaluation
 from holdfast.learn import Teacher
 from holdfast.monitor import AgentTrace
-from holdfast.policies import LSTMWrapper
-from holdfast.recipes import find_recipe, recipe_for
+from holdfast.policies import LSTMWrapper, PolicyLike
+from holdfast.recipes import find_recipe
 from holdfast.report.alarms import LearningAlarms
 from holdfast.report.console import RunConsole, RunNotices
 from holdfast.report.metrics import MetricsFile, read_returns
 from holdfast.report.text import config_difference, title_of
 from holdfast.report.trackers import Trackers, open_trackers, require_trackers
 from holdfast.rollout.nan_checks import require_finite_weights
+from holdfast.training.callbacks import Callback, TrainingIteration, call, require_callbacks
 from holdfast.training.resume import ResumePoint, find_resume_point, locked_run
+from holdfast.training.run_config import config_of_new_run
+from holdfast.training.run_result import RunResult
 from holdfast.training.stop import StopRequest, stop_on_signals
 from holdfast.training.trainer import Trainer
 from holdfast.trust import names_from, trusting
 from holdfast.worlds import WorldSpec, closing_world
+from holdfast.worlds.env_source import EnvLike
+from holdfast.worlds.gym.wrappers import name_of
 from holdfast.worlds.workers import WorkerPool
 
 Metrics = dict[str, int | float]
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """What `train` returns."""
-
-    folder: Path
-    checkpoint: Path | None
-    policy: LSTMWrapper
-    spec: WorldSpec
-    metrics: dict[str, int | float]
-    """Metrics of the last iteration and of the final evaluation."""
-    finished: bool
-    """False if the run was stopped by a signal."""
 
 
 class MetricsLogger:
@@ -90,35 +83,91 @@ class Run:
     logger: MetricsLogger
     checkpoints: CheckpointManager
     stop: StopRequest
+    callbacks: Sequence[Callback] = ()
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a run is built from."""
+
+    config: Config
+    command: str
+    policy: PolicyLike | None = None
+    """An object or a class; none: the name in the config."""
+    recipe: str = ""
+    resume_point: ResumePoint | None = None
+    quiet: bool = False
 
 
 def train(
     recipe: str | None = None,
-    overrides: Mapping[str, Any] | None = None,
+    config: Mapping[str, Any] | Config | None = None,
     *,
+    env: EnvLike | None = None,
+    policy: PolicyLike | None = None,
+    callbacks: Sequence[Callback] = (),
     resume: str | Path | None = None,
+    quiet: bool = False,
     trust_code: bool | None = None,
     command: str = "",
 ) -> RunResult:
-    """Train a recipe, by default that of the world, with some keys overridden.
+    """Train a policy; return the run: `run.policy`, `run.metrics`, `run.folder`.
 
-    With `resume`, a run's folder, continue that run from its newest checkpoint, bit for bit. Code that the
-    config of a resumed run or of a teacher names is imported from installed packages; all of it with `trust_code`.
+    A run is a recipe with some keys changed: `train("recall", {"seed": 1, "trainer.total_timesteps": 5000})`. The keys
+    are those of the command line. Without a recipe it is that of the environment: `train(env="CartPole-v1")`.
+    Everything that has a name is a key; the arguments are for what only Python has. `config` may be a whole `Config`.
+
+    `env`: an id of Gymnasium, the name of a world, or an object. A function or class makes one environment for each of
+    `world.agents`, and others for evaluations. An environment is one agent, a vector environment or world as many as
+    it has; batch sizes that are not set are made to fit. Such an object is evaluated in when training is over, and
+    stays open. `policy`: a name, a class, or an object, whose weights are trained in place.
+
+    `callbacks` are called with a `TrainingIteration` after every update. An exception in one ends the run, saved.
+
+    `resume` is a run's folder: continue it from its newest checkpoint, bit for bit, with the keys of `config` changed.
+    An object that it was started with is passed again. Code that the config of a resumed run or of a teacher names is
+    imported from installed packages; all of it with `trust_code`.
+
+    Ctrl-C ends a run after the current iteration, saved, and returns it; in other threads than the main one no signal
+    is handled. With `quiet` nothing is printed but alarms. `command` is what is written to command.txt.
     """
-    keys = dict(overrides or {})
+    require_callbacks(callbacks)
+    typed = ", ".join(_format_arguments(recipe, config, env, policy, resume))
+    command = command or f"holdfast.train({typed})"
     with ExitStack() as stack:
         stack.enter_context(trusting(trust_code))
         if resume is None:
-            recipe = recipe or recipe_for(keys.get("world", keys.get("world.name")))
-            command = command or f"holdfast.train({recipe!r}, {keys!r})"
-            return _train_loop(_setup(stack, override(find_recipe(recipe), keys), command, recipe))
-        if recipe is not None:
-            raise ConfigError(f"{resume} resumes with its own config; leave out the recipe {recipe!r}.")
-        command = command or f"holdfast.train(resume={str(resume)!r}, overrides={keys!r})"
+            run_config, recipe = config_of_new_run(recipe, config, env, policy)
+            return _train_loop(_setup(stack, Setup(run_config, command, policy, recipe, quiet=quiet), callbacks))
+        if recipe is not None or isinstance(config, Config):
+            reason = f"the recipe {recipe!r}" if recipe is not None else "the Config, or pass the keys that change"
+            raise ConfigError(f"{resume} resumes with its own config; leave out {reason}.")
         stack.enter_context(names_from(Path(resume)))
         stack.enter_context(locked_run(Path(resume)))
-        resume_point = find_resume_point(Path(resume), keys)
-        return _train_loop(_setup(stack, resume_point.config, command, resume_point=resume_point))
+        point = find_resume_point(Path(resume), config or {})
+        require_same_policy(point.config, policy)
+        setup = Setup(with_env(point.config, env), command, policy, resume_point=point, quiet=quiet)
+        return _train_loop(_setup(stack, setup, callbacks))
+
+
+def _format_arguments(
+    recipe: str | None,
+    config: Mapping[str, Any] | Config | None,
+    env: EnvLike | None,
+    policy: PolicyLike | None,
+    resume: str | Path | None,
+) -> Iterator[str]:
+    """Yield the arguments of a call as they are typed; objects as Python shows them."""
+    if recipe is not None:
+        yield repr(recipe)
+    if config:
+        keys = "Config(...)" if isinstance(config, Config) else repr(dict(config))
+        yield keys if recipe is not None else f"config={keys}"
+    for name, value in (("env", env), ("policy", policy)):
+        if value is not None:
+            yield f"{name}={value!r}" if isinstance(value, str) else f"{name}=<{name_of(value)}>"
+    if resume is not None:
+        yield f"resume={str(resume)!r}"
 
 
 def _train_loop(run: Run) -> RunResult:
@@ -134,6 +183,8 @@ def _train_loop(run: Run) -> RunResult:
                 checks = trainer.check_replay(segments)
                 metrics = trainer.update(segments) | checks
                 metrics |= _evaluate_if_due(run)
+                iteration = TrainingIteration(trainer, metrics, policy=run.policy, folder=run.folder.path, stop=stop)
+                call(run.callbacks, iteration)
                 run.logger.log(metrics)
                 run.console.show(metrics)
                 evaluated, score = _score_of(config, metrics)
@@ -163,39 +214,39 @@ def _train_loop(run: Run) -> RunResult:
     return RunResult(run.folder.path, checkpoints.latest, run.policy, run.spec, metrics | (scores or {}), finished)
 
 
-def _setup(
-    stack: ExitStack, config: Config, command: str, recipe: str = "", resume_point: ResumePoint | None = None
-) -> Run:
+def _setup(stack: ExitStack, setup: Setup, callbacks: Sequence[Callback]) -> Run:
     """Build everything a run needs; `stack` closes what must be closed."""
+    config, resume_point = setup.config, setup.resume_point
     device = select_device(config)
     check_sizes(config, total_memory(device))
     stack.enter_context(explaining_allocations(config))
     if config.threads:
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(config.threads)
     # Policies may draw from torch's global generators: seed them, and restore them after the run.
     stack.enter_context(torch.random.fork_rng(devices=[device] if device.type == "cuda" else []))
     torch.manual_seed(config.seed)
     seed = config.seed if resume_point is None else resume_point.world_seed
-    world = stack.enter_context(closing_world(build_training_world(config, device, seed)))
+    world = stack.enter_context(closing_world(build_training_world(config, device, seed), config.world))
     policy_config = config if resume_point is None else saved_policy_config(resume_point.checkpoint, config)
-    policy = build_policy(policy_config, world, device)
+    policy = build_policy(policy_config, world, device, setup.policy)
     check_eval_worlds(config, policy, device)
     require_trackers(**_tracker_modes(config))
     teachers = build_teachers(config, world, policy, resume_point and resume_point.folder.teachers)
     trace = None if config.trace is None else AgentTrace(policy, world.agents, config.trace)
     # That of a resumed run is locked since before its checkpoint was read.
-    folder = _create_folder(stack, config, command, policy, teachers) if resume_point is None else resume_point.folder
+    folder = _create_folder(stack, setup, policy, teachers) if resume_point is None else resume_point.folder
     stack.enter_context(recording_errors(folder.path / ERRORS))
-    console = _make_console(config, folder, policy, world.spec, device, resume_point)
+    console = _make_console(setup, folder, policy, world.spec, device)
     if isinstance(world, WorkerPool):
         world.set_log(console.alarm, folder.path / ERRORS)
     if resume_point is None:
         warnings = [teacher.unknown_names(world.spec) for teacher in teachers]
-        _print_banner(console, config, folder, recipe, warnings)
+        _print_banner(console, config, folder, setup.recipe, warnings)
     notices = RunNotices(console, config.trainer.bptt_horizon, trace, folder.path / "trace.txt")
     trainer = Trainer(config, world, policy, teachers, notices)
     if resume_point is not None:
-        resume_point.restore_into(trainer, console.print, command, policy)
+        resume_point.restore_into(trainer, console.print, setup.command, policy)
         console.restore(trainer.seconds, read_returns(folder.metrics))
     return Run(
         config,
@@ -217,14 +268,14 @@ def _setup(
         ),
         logger=_make_logger(stack, config, folder, console, trainer, resume_point),
         stop=stack.enter_context(stop_on_signals(console.print)),
+        callbacks=callbacks,
     )
 
 
-def _create_folder(
-    stack: ExitStack, config: Config, command: str, policy: LSTMWrapper, teachers: Iterable[Teacher]
-) -> RunDir:
+def _create_folder(stack: ExitStack, setup: Setup, policy: LSTMWrapper, teachers: Iterable[Teacher]) -> RunDir:
     """Create and lock the folder of a new run, with copies of its teachers."""
-    folder = create_run_dir(config, config.run or _default_name(config), command, policy)
+    config = setup.config
+    folder = create_run_dir(config, config.run or _default_name(config), setup.command, policy)
     for teacher in teachers:
         folder.keep_teacher(teacher.name, teacher.files)
     stack.enter_context(folder.locked())
@@ -232,13 +283,9 @@ def _create_folder(
 
 
 def _make_console(
-    config: Config,
-    folder: RunDir,
-    policy: LSTMWrapper,
-    spec: WorldSpec,
-    device: torch.device,
-    resume_point: ResumePoint | None,
+    setup: Setup, folder: RunDir, policy: LSTMWrapper, spec: WorldSpec, device: torch.device
 ) -> RunConsole:
+    config, resume_point = setup.config, setup.resume_point
     first_iteration = 0 if resume_point is None else resume_point.checkpoint.iteration
     return RunConsole(
         config.iterations,
@@ -247,6 +294,7 @@ def _make_console(
         first_iteration=first_iteration,
         precision=config.policy.precision,
         learning=LearningAlarms(config, spec.best_return, first_iteration),
+        quiet=setup.quiet,
     )
 
 
@@ -316,13 +364,13 @@ def _print_banner(console: RunConsole, config: Config, folder: RunDir, recipe: s
         console.print(f"{config.runs_dir}/{config.run} exists; this run is {folder.path.name}.")
     workers = config.trainer.num_workers
     console.print(
-        f"run {folder.path} · {config.world.name} · {config.world.agents} agents"
+        f"run {folder.path} · {config.world.name} · {config.world.agents} agent{'s' * (config.world.agents > 1)}"
         f"{f' in {workers} worker' + 's' * (workers > 1) if workers else ''} · "
         f"{config.iterations} iteration{'s' if config.iterations > 1 else ''} of "
-        f"{config.trainer.batch_size:,} steps · seed {config.seed} · recipe {recipe}"
+        f"{config.trainer.batch_size:,} steps · seed {config.seed}{f' · recipe {recipe}' if recipe else ''}"
     )
-    difference = config_difference(find_recipe(recipe), config)
+    difference = config_difference(find_recipe(recipe), config) if recipe else None
     if difference is not None:
-        console.console.print(difference)
+        console.print(difference)
     for warning in filter(None, warnings):
         console.print(warning)

@@ -1,6 +1,6 @@
 """Trainer: one rollout-and-update iteration, and all state a checkpoint must hold."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -10,8 +10,8 @@ from holdfast.checkpoint.format import Checkpoint, TrainingSnapshot
 from holdfast.checkpoint.run_dir import load_weights
 from holdfast.checkpoint.serialization import CorruptFileError, clone_tree
 from holdfast.config.run import Config
-from holdfast.config.trainer import TrainerConfig
-from holdfast.errors import ContractError, WorkerError, one_line
+from holdfast.config.trainer import TrainerConfig, with_number
+from holdfast.errors import ConfigError, ContractError, WorkerError, one_line
 from holdfast.learn import Learner, Teacher, trainer_config_at, weight_metrics
 from holdfast.monitor import TrainingMonitor
 from holdfast.monitor.replay_check import check_segments
@@ -54,6 +54,7 @@ class Trainer:
         """Valid steps collected, over all agents."""
         self.episodes = 0.0
         """Finished episodes."""
+        self._numbers: dict[str, float] = {}
         self._worker_error: WorkerError | None = None
         self._checks_boxes = has_bounds(world.spec.observation_space)
         trainer = config.trainer
@@ -74,6 +75,28 @@ class Trainer:
     def seconds(self) -> float:
         """Duration of the run up to the end of its last iteration."""
         return self._throughput.seconds
+
+    def value(self, key: str) -> float | None:
+        """Return the number of a `trainer.` key in the next iteration, by its schedule if it has one."""
+        config = trainer_config_at(self._config, self.iteration / self.iterations, self._numbers)
+        return attrgetter(key.removeprefix("trainer."))(config)
+
+    def set(self, key: str, value: float) -> None:
+        """Set a number that is read in every iteration, from the next one on and instead of its schedule.
+
+        The key is one that can be scheduled: `trainer.optimizer.learning_rate`, `trainer.ppo.ent_coef`. The number is
+        part of checkpoints.
+        """
+        try:
+            with_number(self._config.trainer, key, value)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+        self._numbers[key] = float(value)
+
+    def unset(self, keys: Iterable[str]) -> None:
+        """Go back to the config for some keys."""
+        for key in keys:
+            self._numbers.pop(key, None)
 
     def collect(self) -> Segments:
         """Collect one rollout."""
@@ -99,7 +122,7 @@ class Trainer:
         """Update the policy on a rollout, which completes the iteration; return its metrics."""
         iteration, collector, monitor = self.iteration, self._collector, self._monitor
         progress = iteration / self.iterations
-        config = trainer_config_at(self._config, progress)
+        config = trainer_config_at(self._config, progress, self._numbers)
         with collector.timer.timing("update"):
             outputs = [teacher.run(segments, self.global_step) for teacher in self._teachers]
             teacher_outputs = [output for output in outputs if output is not None]
@@ -119,7 +142,7 @@ class Trainer:
                 "iteration": self.iteration,
                 "global_step": self.global_step,
                 **self._throughput.pop(collector.timer, segments.num_valid),
-                **_scheduled_values(self._config, config),
+                **_scheduled_values(self._config, config, self._numbers),
                 **episodes,
                 **losses,
                 **monitor.pop_metrics(segments, self.global_step),
@@ -135,6 +158,7 @@ class Trainer:
             "episodes": self.episodes,
             "seconds": self.seconds,
             "reach": self._notices.reach,
+            "numbers": dict(self._numbers),
             "files": dict(log_state),
             "collector": self._collector.state(),
             "learner": self._learner.state(),
@@ -179,6 +203,10 @@ class Trainer:
             self.iteration, self.global_step = saved.iteration, saved.global_step or 0
             self._monitor.restore(get_field(trainer, "monitor", dict), self.global_step)
             self.episodes = get_field(trainer, "episodes", float)
+            numbers = get_field(trainer, "numbers", dict)
+            self._numbers = {key: get_field(numbers, key, float) for key in numbers}
+            # A number that does not fit is found here.
+            self.value("trainer.optimizer.learning_rate")
             self._throughput.restore(get_field(trainer, "seconds", float))
             self._notices.reach = None if trainer["reach"] is None else get_field(trainer, "reach", int)
             _restore_rng(get_field(trainer, "rng", dict), self._device)
@@ -205,9 +233,10 @@ def _restore_rng(saved: Mapping[str, Tensor], device: torch.device) -> None:
         torch.cuda.set_rng_state(get_field(saved, "cuda", Tensor), device)
 
 
-def _scheduled_values(config: Config, current: TrainerConfig) -> dict[str, float]:
-    """Return the learning rate and the current value of every other scheduled key."""
-    keys = (schedule.key for schedule in config.schedule if schedule.key != "trainer.optimizer.learning_rate")
+def _scheduled_values(config: Config, current: TrainerConfig, numbers: Mapping[str, float]) -> dict[str, float]:
+    """Return the learning rate and the current value of every other key that is scheduled or was set."""
+    keys = dict.fromkeys([*(schedule.key for schedule in config.schedule), *numbers])
+    keys.pop("trainer.optimizer.learning_rate", None)
     return {"charts/learning_rate": current.optimizer.learning_rate} | {
         f"charts/scheduled@{key}": attrgetter(key.removeprefix("trainer."))(current) for key in keys
     }
