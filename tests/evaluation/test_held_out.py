@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from helpers.small_policy import SPEC
 from holdfast.config.run import Config
+from holdfast.config.worlds import RecallConfig
 from holdfast.evaluation.held_out import AGENTS, FINAL, PERIODIC, EvalSettings, held_out_seed, num_agents_for
 
 SOME = st.integers(1, 5000)
@@ -20,7 +21,7 @@ def test_episodes_are_spread_evenly_over_the_seeds(episodes, seeds):
 @given(episodes=SOME, crowd=st.integers(1, 30), parts=st.integers(0, 3))
 def test_num_agents_for_full_environments(episodes, crowd, parts):
     spec = replace(SPEC, agents_per_env=crowd, parts=tuple((str(part), crowd) for part in range(parts)))
-    agents = num_agents_for(spec, episodes)
+    agents = num_agents_for(RecallConfig(), spec, episodes)
     assert agents % crowd == 0
     assert agents >= crowd * max(1, parts)
     assert agents <= max(AGENTS + crowd, crowd * parts)

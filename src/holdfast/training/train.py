@@ -113,9 +113,9 @@ def train(
 ) -> RunResult:
     """Train a policy; return the run: `run.policy`, `run.metrics`, `run.folder`.
 
-    A run is a recipe with some keys changed: `train("recall", {"seed": 1, "trainer.total_timesteps": 5000})`. The keys
-    are those of the command line. Without a recipe it is that of the environment: `train(env="CartPole-v1")`.
-    Everything that has a name is a key; the arguments are for what only Python has. `config` may be a whole `Config`.
+    A run is a recipe with some keys changed: `train("recall", {"seed": 1, "trainer.total_timesteps": 5000})`. Numbers
+    and names are keys, those of the command line; `config` may also be a whole `Config`. `env`, `policy` and
+    `callbacks` take what only Python has. Without a recipe it is that of the environment: `train(env="CartPole-v1")`.
 
     `env`: an id of Gymnasium, the name of a world, or an object. A function or class makes one environment for each of
     `world.agents`, and others for evaluations. An environment is one agent, a vector environment or world as many as
