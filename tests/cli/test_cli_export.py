@@ -90,7 +90,7 @@ def test_export_torch_into_the_run(run, capfd):
 
 def test_differing_file_is_not_written(run, tmp_path, monkeypatch, capsys):
     (tmp_path / "it.pt2").write_text("the old one")
-    monkeypatch.setattr("holdfast.cli.export.measure", lambda step, file: {1: 1e-7, 3: 2e-5})
+    monkeypatch.setattr("holdfast.play.checked_export.measure", lambda step, file: {1: 1e-7, 3: 2e-5})
     assert main(["export", run, "--to", "torch", "--out", str(tmp_path / "it.pt2")]) == 1
     out = capsys.readouterr().out
     assert "batch 1: 1.0e-07, batch 3: 2.0e-05 (at most 1e-05) ✗" in out

@@ -11,7 +11,7 @@ import torch
 from holdfast.build import find_checkpoint, load_policy_from
 from holdfast.checkpoint.run_dir import Log
 from holdfast.config.run import Config
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, ContractError
 from holdfast.install import install_command
 from holdfast.play.saved_memory import weights_hash
 from holdfast.play.session import Session
@@ -50,6 +50,15 @@ class Player:
     def start(self, agents: int = 1, seed: int = 0) -> Session:
         """Start a session of `agents` with empty memory; `seed` determines sampled actions."""
         return Session(self.policy, self.weights_hash, agents, seed)
+
+    def export(self, file: str | Path) -> None:
+        """Write the policy as one step to `NAME.onnx` or `NAME.pt2`, as `holdfast export` does, and check the file."""
+        from holdfast.play.checked_export import BOUND, export_checked, require_output_file
+
+        to = "torch" if Path(file).suffix == ".pt2" else "onnx"
+        result = export_checked(self.policy, self.config, require_output_file(file, to), to)
+        if not result.ok:
+            raise ContractError(f"{file} was not written: it differs from the policy by more than {BOUND:.0e}.")
 
     def save_pretrained(self, save_directory: str | Path, **options: Any) -> str | None:
         """Write weights, config and a model card to a folder, in the format of the Hub."""

@@ -68,6 +68,8 @@ def make_policy(
     """
     build = find_policy("fast" if name == "auto" else name)
     spec = world if isinstance(world, WorldSpec) else world.spec
+    if not isinstance(spec, WorldSpec):
+        raise ConfigError(f"{world!r} is no world; write holdfast.make_policy(..., holdfast.make_world(env)).")
     signature = inspect.signature(build)
     if "encoder_init" in options and "encoder_init" not in signature.parameters:
         raise ConfigError(

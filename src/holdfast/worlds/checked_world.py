@@ -225,6 +225,8 @@ def checked(world: World) -> World:
     """Wrap a world in a CheckedWorld, unless it is Checked."""
     if isinstance(world, Checked):
         return cast("World", world)
+    if not isinstance(world, World):
+        raise ContractError(f"{world!r} is no world; write holdfast.make_world(env).")
     return CheckedAsyncWorld(world) if isinstance(world, AsyncWorld) else CheckedWorld(world)
 
 

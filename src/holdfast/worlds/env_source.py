@@ -52,6 +52,13 @@ class EnvSource:
         return GymWorld(agents, env=env, seed=seed, device=device, **keys)
 
 
+class KeepOpen(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """An environment that its owner closes; a vector environment closes those it holds when it is deleted."""
+
+    def close(self) -> None:
+        """Leave it open."""
+
+
 class EnvFactory:
     """Makes environments by a function; the first is the one that showed what the function makes."""
 
@@ -113,8 +120,9 @@ def _source_of_object(env: Any, make: Callable[[], Any], *, is_object: bool) -> 
     """Return the source of an environment or world; None: it is neither."""
     if isinstance(env, gymnasium.Env):
         name = type(env.unwrapped).__name__ if env.spec is None else env.spec.id
-        agents = 1 if is_object else None
-        return EnvSource(PYTHON + name, "env", EnvFactory(make, env, name), agents, is_object)
+        if is_object:
+            return EnvSource(PYTHON + name, "env", EnvFactory(lambda: KeepOpen(env), KeepOpen(env), name), 1, True)
+        return EnvSource(PYTHON + name, "env", EnvFactory(make, env, name))
     if isinstance(env, VectorEnv):
         name = type(env.unwrapped).__name__ if env.spec is None else env.spec.id
         return EnvSource(PYTHON + name, "vector", EnvFactory(make, env, name), env.num_envs, is_object)
