@@ -26,7 +26,7 @@ def python_block(text, marker=""):
 
 @pytest.fixture
 def folder(tmp_path):
-    (tmp_path / "mine.py").write_text(python_block(README))
+    (tmp_path / "mine.py").write_text(python_block(README, "class Mine"))
     return tmp_path
 
 
@@ -52,6 +52,14 @@ def test_readme_policy_passes_the_check_and_trains(folder):
     trained = holdfast(folder, "train", "policy=mine:Mine", *SHORT)
     assert (trained.returncode, trained.stderr) == (0, "")
     assert (folder / "runs" / "mine" / "checkpoints" / "latest" / "model.safetensors").exists()
+
+
+def test_readme_training_in_python(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    small = '"world.agents": 4, "trainer.batch_size": 256, "trainer.eval_episodes": 4, "trainer.total_timesteps": 512'
+    code, names = python_block(README, "holdfast.train("), {}
+    exec(code.replace('"trainer.total_timesteps": 1e5', small), names)
+    assert (names["run"].finished, names["run"].summary["iteration"]) == (True, 2)
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,11 @@
 """Numbers that change over a run, given by their keys."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from holdfast.config.run import Config, override, read_config
-from holdfast.config.trainer import Schedule
+from holdfast.config.trainer import Schedule, TrainerConfig, check_batch_sizes, fit_batch_sizes
 from holdfast.errors import ConfigError
 from holdfast.recipes import find_recipe
 
@@ -66,3 +68,16 @@ def test_schedule_text_round_trip():
     config = override(BASE, {"schedule.trainer.ppo.gamma": "linear:0.99912345"})
     key, _, value = f"schedule.{config.schedule[0]}".partition("=")
     assert override(BASE, {key: value}) == config
+
+
+@given(
+    agents=st.integers(1, 300), horizon=st.integers(1, 130), batch=st.integers(1, 5000), minibatch=st.integers(1, 5000)
+)
+def test_fitting_sizes_train_on_every_step(agents, horizon, batch, minibatch):
+    sizes = fit_batch_sizes(agents, horizon, batch, minibatch)
+    trainer = TrainerConfig(bptt_horizon=horizon, **{key.removeprefix("trainer."): size for key, size in sizes.items()})
+    check_batch_sizes(agents, trainer)
+    unit = agents * horizon
+    assert trainer.batch_size == unit or abs(trainer.batch_size - batch) <= unit / 2
+    if batch % unit == 0 and minibatch % horizon == 0 and batch % minibatch == 0:
+        assert (trainer.batch_size, trainer.minibatch_size) == (batch, minibatch)

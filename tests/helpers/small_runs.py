@@ -9,7 +9,7 @@ import torch
 import holdfast
 from holdfast.checkpoint.format import with_checksum
 from holdfast.checkpoint.serialization import unpack
-from holdfast.report.metrics import METRICS
+from holdfast.report.metrics import find_metric
 
 TINY = {
     "world.agents": 8,
@@ -61,10 +61,7 @@ def iterate(trainer, count):
 def lines_of(folder):
     """The metrics of a run, without times."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [
-        {name: number for name, number in line.items() if METRICS[name.partition("@")[0]].kind != "time"}
-        for line in lines
-    ]
+    return [{name: number for name, number in line.items() if find_metric(name).kind != "time"} for line in lines]
 
 
 def sign(path, **fields):

@@ -3,6 +3,7 @@
 import io
 import itertools
 import json
+import re
 
 import gymnasium
 import numpy as np
@@ -18,7 +19,7 @@ from holdfast.errors import ConfigError, ContractError
 from holdfast.learn import Learner, Teacher
 from holdfast.policies import Fast
 from holdfast.report.console import RunConsole, RunNotices
-from holdfast.report.metrics import METRICS
+from holdfast.report.metrics import METRICS, find_metric
 from holdfast.rollout.nan_checks import NonFiniteError
 
 TINY = {
@@ -34,9 +35,9 @@ TINY = {
 }
 
 
-def run(tmp_path, recipe="recall", **keys):
+def run(tmp_path, recipe="recall", callbacks=(), **keys):
     keys = {key.replace("__", "."): value for key, value in keys.items()}
-    return holdfast.train(recipe, {**TINY, "runs_dir": str(tmp_path), **keys})
+    return holdfast.train(recipe, {**TINY, "runs_dir": str(tmp_path), **keys}, callbacks=callbacks)
 
 
 def words(tmp_path, **keys):
@@ -49,7 +50,7 @@ def lines_of(folder, name="metrics.jsonl"):
 
 
 def untimed(line):
-    return {name: number for name, number in line.items() if METRICS[name.partition("@")[0]].kind != "time"}
+    return {name: number for name, number in line.items() if find_metric(name).kind != "time"}
 
 
 def latest(folder):
@@ -78,11 +79,12 @@ FULL = {
 @pytest.fixture(scope="module")
 def full(tmp_path_factory):
     """A run with every feature on."""
-    return run(tmp_path_factory.mktemp("runs"), run="full", **FULL)
+    callbacks = [lambda iteration: iteration.log("progress", iteration.number / iteration.total)]
+    return run(tmp_path_factory.mktemp("runs"), run="full", callbacks=callbacks, **FULL)
 
 
 def test_every_described_metric_is_logged_except_those_of_teachers_and_gpus(full):
-    logged = {name.partition("@")[0] for line in lines_of(full.folder) for name in line}
+    logged = {re.split("@|(?<=custom)/", name)[0] for line in lines_of(full.folder) for name in line}
     logged |= {name for line in lines_of(full.folder, "machine.jsonl") for name in line}
     absent = METRICS.keys() - logged
     assert {name for name in absent if not name.startswith(("machine/gpu", "losses/teacher"))} == set()

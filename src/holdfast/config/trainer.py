@@ -184,7 +184,7 @@ SCHEDULED = tuple(
 """The keys of numbers that are read in every iteration."""
 
 
-def with_number(trainer: TrainerConfig, key: str, value: float, *, prefix: str = "") -> TrainerConfig:
+def with_number(trainer: TrainerConfig, key: str, value: int | float, *, prefix: str = "") -> TrainerConfig:
     """Return the config with a number that is read in every iteration; one outside of its bounds is an error.
 
     `prefix` comes before the key in errors.

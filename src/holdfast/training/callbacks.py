@@ -49,7 +49,7 @@ class TrainingIteration:
         """The metrics of this iteration, and what callbacks have logged so far; without those not measured in it."""
         return MappingProxyType(self._metrics)
 
-    def log(self, name: str, value: float) -> None:
+    def log(self, name: str, value: int | float) -> None:
         """Add a number to the metrics of this iteration, as `custom/NAME`."""
         number = float(value)
         if not isfinite(number):
@@ -60,7 +60,7 @@ class TrainingIteration:
         """Return a number of the config in the next iteration: `iteration.value("trainer.ppo.ent_coef")`."""
         return self._trainer.value(key)
 
-    def set(self, key: str, value: float) -> None:
+    def set(self, key: str, value: int | float) -> None:
         """Set a number of the config from the next iteration on, instead of its schedule; checkpoints hold it."""
         self._trainer.set(key, value)
 

@@ -81,7 +81,7 @@ class Trainer:
         config = trainer_config_at(self._config, self.iteration / self.iterations, self._numbers)
         return attrgetter(key.removeprefix("trainer."))(config)
 
-    def set(self, key: str, value: float) -> None:
+    def set(self, key: str, value: int | float) -> None:
         """Set a number that is read in every iteration, from the next one on and instead of its schedule.
 
         The key is one that can be scheduled: `trainer.optimizer.learning_rate`, `trainer.ppo.ent_coef`. The number is

@@ -37,7 +37,12 @@ class EnvSource:
     def build(self, agents: int, seed: int, device: Device, **keys: Any) -> World:
         """Make the world; `keys` are those of `GymConfig`."""
         if self.agents not in (None, agents):
-            raise ConfigError(f"{self.name} has {self.agents} agents; write world.agents={self.agents}, not {agents}.")
+            if self.kind != "env":
+                raise ConfigError(f"{self.name} has {self.agents} agents; leave out world.agents={agents}.")
+            raise ConfigError(
+                f"{self.name} is one environment, with one agent, not {agents}; pass a function that makes them, "
+                f"env=lambda: ..., or leave out world.agents={agents}."
+            )
         if self.kind in ("world", "function"):
             keys = {key: value for key, value in keys.items() if value != PythonConfig.model_fields[key].default}
             for key in keys:
@@ -98,9 +103,9 @@ def find_source(env: EnvLike) -> str | EnvSource:
     if isinstance(env, type):
         # By its name a vector environment would have to take the number of agents.
         return (None if issubclass(env, VectorEnv) else importable_name(env)) or _function_source(env)
-    known = _source_of_object(env, lambda: env, is_object=True)
-    if known is not None:
-        return known
+    source = _source_of_object(env, lambda: env, is_object=True)
+    if source is not None:
+        return source
     if callable(env):
         return _function_source(env)
     raise ConfigError(
