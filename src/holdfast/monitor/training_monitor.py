@@ -243,7 +243,9 @@ class Readings:
         count = len(window) // 4
         quarters = [fmean(window[at : at + count]) for at in range(0, 4 * count, count)]
         rises = [after - before for before, after in pairwise(quarters)]
-        is_gradual = max(after - before for before, after in pairwise(window)) <= LARGEST_RISE * (window[-1] - window[0])
+        is_gradual = max(after - before for before, after in pairwise(window)) <= LARGEST_RISE * (
+            window[-1] - window[0]
+        )
         return min(rises) >= STEADY * max(rises) > 0 and is_gradual
 
     def __str__(self) -> str:

@@ -158,17 +158,20 @@ def alarms(metrics: Metrics, alarm_at: float = REPLAY_ALARM) -> Iterator[tuple[s
         )
 
 
-def read_returns(path: Path) -> list[float]:
-    """Read the returns of a run's metrics.jsonl; lines that cannot be read are left out."""
+def read_metrics(path: Path) -> list[dict[str, int | float]]:
+    """Read the lines of a run's metrics.jsonl; those that cannot be read are left out."""
     lines = path.read_text(errors="replace").splitlines() if path.exists() else []
-    return [number for number in map(_return_of, lines) if number is not None]
+    return [metrics for metrics in map(_metrics_of, lines) if "iteration" in metrics]
 
 
-def _return_of(line: str) -> float | None:
+def _metrics_of(line: str) -> dict[str, int | float]:
     try:
-        return float(json.loads(line)["charts/episodic_return"])
-    except (ValueError, TypeError, KeyError):
-        return None
+        values = json.loads(line)
+    except ValueError:
+        return {}
+    if not isinstance(values, dict):
+        return {}
+    return {name: value for name, value in values.items() if isinstance(value, int | float) and math.isfinite(value)}
 
 
 MACHINE = "machine.jsonl"

@@ -33,7 +33,7 @@ from holdfast.policies import LSTMWrapper
 from holdfast.recipes import find_recipe, recipe_for
 from holdfast.report.alarms import LearningAlarms
 from holdfast.report.console import RunConsole, RunNotices
-from holdfast.report.metrics import MetricsFile, read_returns
+from holdfast.report.metrics import MetricsFile, read_metrics
 from holdfast.report.text import config_difference, title_of
 from holdfast.report.trackers import Trackers, open_trackers, require_trackers
 from holdfast.rollout.nan_checks import require_finite_weights
@@ -196,7 +196,7 @@ def _setup(
     trainer = Trainer(config, world, policy, teachers, notices)
     if resume_point is not None:
         resume_point.restore_into(trainer, console.print, command, policy)
-        console.restore(trainer.seconds, read_returns(folder.metrics))
+        console.restore(trainer.seconds, read_metrics(folder.metrics))
     return Run(
         config,
         device,
@@ -239,14 +239,13 @@ def _make_console(
     device: torch.device,
     resume_point: ResumePoint | None,
 ) -> RunConsole:
-    first_iteration = 0 if resume_point is None else resume_point.checkpoint.iteration
     return RunConsole(
         config.iterations,
         title=title_of(config, folder.path.name, policy, device),
         horizon=config.trainer.bptt_horizon,
-        first_iteration=first_iteration,
+        first_iteration=0 if resume_point is None else resume_point.checkpoint.iteration,
         precision=config.policy.precision,
-        learning=LearningAlarms(config, spec.best_return, first_iteration),
+        learning=LearningAlarms(config, spec),
     )
 
 
