@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from holdfast.build import (
 )
 from holdfast.checkpoint.format import environment
 from holdfast.checkpoint.manager import CheckpointManager
-from holdfast.checkpoint.run_dir import ERRORS, RunDir, create_run_dir, load_weights, policy_files
+from holdfast.checkpoint.run_dir import ERRORS, RunDir, create_run_dir, load_weights, new_folder, policy_files
 from holdfast.config.run import Config, override
 from holdfast.config.sizes import check_sizes, explaining_allocations
 from holdfast.errors import ConfigError, recording_errors
@@ -176,16 +177,17 @@ def _setup(
     stack.enter_context(torch.random.fork_rng(devices=[device] if device.type == "cuda" else []))
     torch.manual_seed(config.seed)
     seed = config.seed if resume_point is None else resume_point.world_seed
-    world = stack.enter_context(closing_world(build_training_world(config, device, seed)))
-    policy_config = config if resume_point is None else saved_policy_config(resume_point.checkpoint, config)
-    policy = build_policy(policy_config, world, device)
-    check_eval_worlds(config, policy, device)
+    with recording_errors(partial(_error_file, config, resume_point)):
+        world = stack.enter_context(closing_world(build_training_world(config, device, seed)))
+        policy_config = config if resume_point is None else saved_policy_config(resume_point.checkpoint, config)
+        policy = build_policy(policy_config, world, device)
+        check_eval_worlds(config, policy, device)
     require_trackers(**_tracker_modes(config))
     teachers = build_teachers(config, world, policy, resume_point and resume_point.folder.teachers)
     trace = None if config.trace is None else AgentTrace(policy, world.agents, config.trace)
     # That of a resumed run is locked since before its checkpoint was read.
     folder = _create_folder(stack, config, command, policy, teachers) if resume_point is None else resume_point.folder
-    stack.enter_context(recording_errors(folder.path / ERRORS))
+    stack.enter_context(recording_errors(lambda: folder.path / ERRORS))
     console = _make_console(config, folder, policy, world.spec, device, resume_point)
     if isinstance(world, WorkerPool):
         world.set_log(console.alarm, folder.path / ERRORS)
@@ -224,7 +226,7 @@ def _create_folder(
     stack: ExitStack, config: Config, command: str, policy: LSTMWrapper, teachers: Iterable[Teacher]
 ) -> RunDir:
     """Create and lock the folder of a new run, with copies of its teachers."""
-    folder = create_run_dir(config, config.run or _default_name(config), command, policy)
+    folder = create_run_dir(config, _name_of(config), command, policy)
     for teacher in teachers:
         folder.keep_teacher(teacher.name, teacher.files)
     stack.enter_context(folder.locked())
@@ -305,7 +307,15 @@ def _final_evaluation(run: Run) -> Metrics:
     return final_evaluation(run.config, run.policy, run.device, log=run.console.print)
 
 
-def _default_name(config: Config) -> str:
+def _error_file(config: Config, resume_point: ResumePoint | None) -> Path:
+    """Return the file for the traceback of a run that cannot be set up; a new run has no other."""
+    folder = new_folder(config, _name_of(config)) if resume_point is None else resume_point.folder.path
+    return folder / ERRORS
+
+
+def _name_of(config: Config) -> str:
+    if config.run:
+        return config.run
     world = re.sub(r"[^\w.+-]+", "-", config.world.name)
     return f"{world}-{datetime.now():%Y%m%d-%H%M%S}"
 

@@ -10,7 +10,7 @@ import gymnasium
 
 from holdfast.config.world_names import world_config_class, world_prefix
 from holdfast.config.worlds import WorldConfig
-from holdfast.errors import ConfigError, HoldfastError, did_you_mean
+from holdfast.errors import ConfigError, HoldfastError, MakeError, did_you_mean, located_error_text
 from holdfast.install import install_command
 from holdfast.registry import import_object, load_object
 from holdfast.trust import require_trust_in, require_trust_to_call
@@ -71,7 +71,7 @@ def _make_user_world(kind: Callable[..., Any], name: str, agents: int, options: 
     except HoldfastError:
         raise
     except Exception as error:
-        raise ConfigError(f"world.name={name} cannot be made: {type(error).__name__}: {error}") from error
+        raise MakeError(f"world.name={name} cannot be made: {located_error_text(error)}.") from error
     if isinstance(world, gymnasium.Env | gymnasium.vector.VectorEnv):
         raise ConfigError(f"{name} makes a Gymnasium environment; write world=gym:{name}.")
     if not isinstance(world, World):
