@@ -52,7 +52,7 @@ def test_tracebacks_are_appended_and_the_message_names_the_file(tmp_path):
     file = tmp_path / "error.txt"
     cause = error_of(json.loads, "{")
     for number, args in enumerate(((ContractError, cause), (WorkerError, None, "in _step")), 1):
-        with pytest.raises(ContractError) as caught, recording_errors(file):
+        with pytest.raises(ContractError) as caught, recording_errors(lambda: file):
             fails(*args)
         assert str(caught.value) == f"It fails. Its traceback is in {file}."
         assert file.read_text().count("It fails.") == number
@@ -65,12 +65,12 @@ def test_tracebacks_are_appended_and_the_message_names_the_file(tmp_path):
 def test_errors_without_foreign_code_leave_no_file(tmp_path):
     file = tmp_path / "error.txt"
     for kind, cause in ((ContractError, None), (WorkerError, None), (ConfigError, ValueError("x"))):
-        with pytest.raises(kind, match=r"^It fails\.$"), recording_errors(file):
+        with pytest.raises(kind, match=r"^It fails\.$"), recording_errors(lambda: file):
             fails(kind, cause)
     assert not file.exists()
 
 
 def test_file_that_cannot_be_written_is_named(tmp_path):
     message = r"It fails\. Its traceback could not be written to .*: "
-    with pytest.raises(ContractError, match=message), recording_errors(tmp_path):
+    with pytest.raises(ContractError, match=message), recording_errors(lambda: tmp_path):
         fails(ContractError, ValueError("x"))

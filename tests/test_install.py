@@ -1,13 +1,22 @@
 """Hints at extras are right for every way to install Holdfast."""
 
 import json
+import shutil
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from holdfast import install
-from holdfast.install import install_command
+from holdfast.install import install_command, pip_install
+
+
+@pytest.fixture(autouse=True)
+def active_environment(monkeypatch):
+    """`pip` is that of this environment."""
+    monkeypatch.setattr(shutil, "which", lambda name: str(Path(sys.executable).with_name(name)))
+
 
 FOLDER = {"url": "file:///home/me/my%20clone", "dir_info": {}}
 
@@ -38,3 +47,13 @@ def test_without_an_installation_the_index_is_named(monkeypatch):
 
     monkeypatch.setattr(install, "distribution", missing)
     assert install_command("hub") == "pip install 'holdfast[hub]'"
+
+
+@pytest.mark.parametrize("pip", ["/elsewhere/bin/pip", None])
+def test_python_is_named_where_pip_is_that_of_another_environment(pip, tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda name: pip)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / ".venv/bin/python"))
+    assert pip_install("minigrid") == ".venv/bin/python -m pip install minigrid"
+    monkeypatch.setattr(sys, "executable", "/my home/bin/python")
+    assert pip_install("minigrid") == "'/my home/bin/python' -m pip install minigrid"

@@ -2,7 +2,7 @@
 
 import sysconfig
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from errno import EDQUOT, ENOSPC
@@ -15,6 +15,10 @@ class HoldfastError(Exception):
 
 class ConfigError(HoldfastError):
     """A key, a value, a name or a combination of them is wrong."""
+
+
+class MakeError(ConfigError):
+    """An environment or a wrapper raised while it was made. Its traceback is a note if that was in a worker."""
 
 
 class AgentCountError(ConfigError):
@@ -63,8 +67,9 @@ def _place_of(error: BaseException) -> str:
 
 def user_traceback(error: BaseException) -> str:
     """Return the traceback of the code that made an error, if it was not our own: of its cause, or of a worker."""
-    if isinstance(error, WorkerError):
-        return "\n".join(getattr(error, "__notes__", ()))
+    notes = "\n".join(getattr(error, "__notes__", ()))
+    if isinstance(error, WorkerError) or (isinstance(error, MakeError) and notes):
+        return notes
     cause = error.__cause__ if isinstance(error, HoldfastError) else error
     return "" if cause is None else "".join(traceback.format_exception(cause)).rstrip()
 
@@ -80,13 +85,13 @@ def record_error(error: BaseException, file: Path) -> str:
 
 
 @contextmanager
-def recording_errors(file: Path) -> Iterator[None]:
+def recording_errors(file: Callable[[], Path]) -> Iterator[None]:
     """Append the tracebacks of errors in user code to a file; their messages name it."""
     try:
         yield
-    except ContractError as error:
+    except (ContractError, MakeError) as error:
         if user_traceback(error):
-            error.args = (f"{error} {record_error(error, file)}",)
+            error.args = (f"{error} {record_error(error, file())}",)
         raise
 
 

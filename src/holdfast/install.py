@@ -1,9 +1,21 @@
-"""The command that installs an extra of Holdfast, in the way that Holdfast was installed."""
+"""The commands that install packages and extras of Holdfast, in the way that Holdfast was installed."""
 
 import json
+import shlex
+import shutil
+import sys
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from urllib.parse import unquote, urlparse
+
+
+def pip_install(packages: str) -> str:
+    """Return what to type to install packages where Holdfast is: `pip` may be that of another environment."""
+    python = Path(sys.executable)
+    if Path(shutil.which("pip") or "").parent == python.parent:
+        return f"pip install {packages}"
+    python = python.relative_to(Path.cwd()) if python.is_relative_to(Path.cwd()) else python
+    return f"{shlex.quote(str(python))} -m pip install {packages}"
 
 
 def install_command(extra: str) -> str:
@@ -16,5 +28,5 @@ def install_command(extra: str) -> str:
     if "dir_info" in origin:
         path = Path(unquote(urlparse(url).path))
         editable = "--editable " if origin["dir_info"].get("editable") else ""
-        return f"pip install {editable}'{'.' if path == Path.cwd() else path}[{extra}]'"
-    return f"pip install 'holdfast[{extra}] @ {url}'" if url else f"pip install 'holdfast[{extra}]'"
+        return pip_install(f"{editable}'{'.' if path == Path.cwd() else path}[{extra}]'")
+    return pip_install(f"'holdfast[{extra}]{f' @ {url}' if url else ''}'")

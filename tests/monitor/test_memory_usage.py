@@ -190,6 +190,10 @@ def test_gpu_leak_raises_alarm():
         [BASE + (200 - k) * 4 * MIB for k in range(200)],
         # It slows down and stands.
         [BASE + int(400 * MIB * (1 - 0.9**k)) for k in range(200)],
+        # The recipe recall: the allocator's pools grow when some of the checkpoints are written, every 10 iterations.
+        [size * MIB for size in [494] + [511] * 3 + [512] * 6 + [528] * 30 + [533] * 10 + [544] * 24],
+        # The same recipe in a resumed process.
+        [size * MIB for size in [487] * 6 + [522] * 10 + [548] * 40],
     ],
     ids=[
         "flat",
@@ -201,6 +205,8 @@ def test_gpu_leak_raises_alarm():
         "little of much",
         "falls",
         "settles",
+        "in steps",
+        "resumed",
     ],
 )
 def test_no_alarm_without_leak(sizes):

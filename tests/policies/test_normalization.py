@@ -11,9 +11,9 @@ from tensordict import TensorDict
 import holdfast
 from helpers.manual_policy import NewLSTMPolicy
 from helpers.space_worlds import IMAGE_SPEC, TREE_SPEC, SayNumber
-from holdfast.errors import ConfigError
 from holdfast.policies.normalization import CLIP, ObsNormalizer, RunningStats, normalized_spec
 from holdfast.policies.spaces import encoder_of
+from holdfast.rollout.segments import policy_td
 from holdfast.worlds import WorldSpec
 
 
@@ -136,10 +136,24 @@ def test_values_are_in_units_of_returns():
     assert float(policy.value_scale) == pytest.approx(20)
 
 
-def test_policies_written_by_hand_are_refused():
-    with pytest.raises(ConfigError, match=r"type policy.normalize_obs=false policy.normalize_value=false"):
-        holdfast.make_policy(
-            f"{NewLSTMPolicy.__module__}:{NewLSTMPolicy.__name__}",
-            holdfast.make_world("recall", agents=2),
-            normalize_value=True,
-        )
+def test_policies_written_by_hand_read_normalized_numbers():
+    world = holdfast.make_world("gym:CartPole-v1", agents=5)
+    name = f"{NewLSTMPolicy.__module__}:{NewLSTMPolicy.__name__}"
+    policies = [holdfast.make_policy(name, world, seed=0, normalize_obs=on, normalize_value=on) for on in (True, False)]
+    policy = policies[0]
+    obs, mean, first = torch.rand(5, 4), torch.tensor([1.0, 2, 3, 4]), torch.ones(5, dtype=torch.bool)
+    stats = policy.obs_norm.stats[0]
+    stats.mean.copy_(mean)
+    stats.var.fill_(4)
+    policy.value_norm.mean.fill_(-100)
+    policy.value_norm.var.fill_(400)
+    inputs = [policy_td({"env_obs": numbers, "first": first}, start=0) for numbers in (obs, (obs - mean) / 2)]
+    action = torch.zeros(5, dtype=torch.long)
+    outputs = [each(td, action=action) for each, td in zip(policies, inputs, strict=True)]
+    torch.testing.assert_close(outputs[0]["full_log_probs"], outputs[1]["full_log_probs"])
+    torch.testing.assert_close(outputs[0]["values"], outputs[1]["values"] * 20 - 100)
+    assert torch.equal(outputs[0]["env_obs"], obs)
+    assert set(outputs[0].keys()) == set(outputs[1].keys())
+    # The statistics of a copy are its own.
+    laws = holdfast.check(policy, world)
+    assert {law: result.finding for law, result in laws.items() if not result.ok} == {}

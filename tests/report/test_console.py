@@ -264,7 +264,8 @@ def test_a_resumed_run_goes_on_with_its_clock_and_curve(terminal, monkeypatch):
     clock = iter([0.0, 10.0, 10.0, 10.0, 10.0, 10.0])
     monkeypatch.setattr(console.time, "perf_counter", lambda: next(clock, 10.0))
     run_console = RunConsole(40, terminal, first_iteration=20)
-    run_console.restore(600.0, [0.0, 1.0, 2.0])
+    lines = [{"iteration": number, "charts/episodic_return": float(number)} for number in range(3)]
+    run_console.restore(600.0, lines)
     with run_console:
         run_console.show(metrics_at(3000, **{"charts/episodic_return": 3.0}))
     text = terminal.file.getvalue()

@@ -276,24 +276,38 @@ def _checksum(file: Path) -> str:
 
 
 def create_run_dir(config: Config, name: str, command: str, policy: nn.Module) -> RunDir:
-    """Create the folder of a new run; where the name is taken, append a number."""
-    parent = Path(config.runs_dir)
-    number, path = 1, parent / name
+    """Create the folder of a new run with its first files."""
+    path = new_folder(config, name)
     try:
-        parent.mkdir(parents=True, exist_ok=True)
-        while True:
-            try:
-                path.mkdir()
-                break
-            except FileExistsError:
-                number += 1
-                path = parent / f"{name}-{number}"
         for file, data in policy_files(config, policy).items():
             (path / file).write_bytes(data)
         (path / "command.txt").write_text(_provenance(command))
     except OSError as error:
-        raise ConfigError(f"Cannot write the run's folder {path}: {error.strerror}; set runs_dir=DIR.") from error
+        raise _unwritable(path, error) from error
     return RunDir(path)
+
+
+def new_folder(config: Config, name: str) -> Path:
+    """Create a folder for a run; where the name is taken, append a number. One with an error alone is replaced."""
+    number, path = 1, Path(config.runs_dir) / name
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        while True:
+            try:
+                path.mkdir()
+                return path
+            except FileExistsError:
+                if [file.name for file in path.glob("*")] == [ERRORS]:
+                    shutil.rmtree(path)
+                else:
+                    number += 1
+                    path = path.with_name(f"{name}-{number}")
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"Cannot write the run's folder {path}: {error.strerror}; set runs_dir=DIR.")
 
 
 def policy_files(config: Config, policy: nn.Module) -> dict[str, bytes]:

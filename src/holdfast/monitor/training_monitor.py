@@ -33,6 +33,9 @@ WINDOW = 12
 STEADY = 0.7
 """Least ratio of the smallest to the largest rise between the quarters of the window. A leak rises evenly; a
 single allocation rises once, and a cache that fills up rises less and less."""
+LARGEST_RISE = 0.25
+"""Largest share of the window's growth between two readings. A leak adds a little in every iteration; the allocator's
+pools grow in a few steps, as when checkpoints are written."""
 
 
 def is_due(when: str, iteration: int) -> bool:
@@ -240,7 +243,10 @@ class Readings:
         count = len(window) // 4
         quarters = [fmean(window[at : at + count]) for at in range(0, 4 * count, count)]
         rises = [after - before for before, after in pairwise(quarters)]
-        return min(rises) >= STEADY * max(rises) > 0
+        is_gradual = max(after - before for before, after in pairwise(window)) <= LARGEST_RISE * (
+            window[-1] - window[0]
+        )
+        return min(rises) >= STEADY * max(rises) > 0 and is_gradual
 
     def __str__(self) -> str:
         """Format the first warm and the last reading, and the growth."""

@@ -194,3 +194,28 @@ class LSTMWrapper(nn.Module):
         """Write the state after a call to the store, detached."""
         self.lstm.mark_stored()
         self.store.write(env_id, from_pair(lstm_h, lstm_c))
+
+
+RAW_OBS = "raw_obs"
+"""Where a TensorDict keeps its observations while they are normalized."""
+
+
+def normalize_by_hooks(policy: LSTMWrapper) -> None:
+    """Let a `forward` written by hand read normalized observations and write normalized values."""
+    policy.register_forward_pre_hook(_normalize_obs)
+    policy.register_forward_hook(_denormalize_values)
+
+
+def _normalize_obs(policy: LSTMWrapper, args: tuple[Any, ...]) -> None:
+    td, normalizer = args[0], policy.obs_norm
+    if normalizer is not None:
+        td[RAW_OBS], td["env_obs"] = td["env_obs"], normalizer(td["env_obs"])
+
+
+def _denormalize_values(policy: LSTMWrapper, args: tuple[Any, ...], output: TensorDictBase) -> None:
+    td, statistics = args[0], policy.value_norm
+    if RAW_OBS in td:
+        td["env_obs"] = td.pop(RAW_OBS)
+    for key in ("values", "value"):
+        if statistics is not None and key in output:
+            output[key] = statistics.denormalize(output[key])

@@ -14,7 +14,7 @@ from holdfast.policies.components.graph import find_graph
 from holdfast.policies.example import Example
 from holdfast.policies.fast import Fast
 from holdfast.policies.latent_attn import LatentAttnMed, LatentAttnSmall, LatentAttnTiny
-from holdfast.policies.lstm_wrapper import LSTMWrapper
+from holdfast.policies.lstm_wrapper import LSTMWrapper, normalize_by_hooks
 from holdfast.policies.normalization import ObsNormalizer, RunningStats, normalized_spec
 from holdfast.policies.recurrent_policy import FunctionalPolicy, RecurrentPolicy
 from holdfast.registry import Registry
@@ -89,11 +89,8 @@ def make_policy(
             torch.manual_seed(seed)
         policy = build(policy_spec, **options)
     policy.bind(spec)
-    if (normalize_obs or normalize_value) and not isinstance(policy, FunctionalPolicy):
-        raise ConfigError(
-            f"policy={name} is written by hand and reads observations as they are; inherit RecurrentPolicy, or type "
-            "policy.normalize_obs=false policy.normalize_value=false."
-        )
+    if not isinstance(policy, FunctionalPolicy):
+        normalize_by_hooks(policy)
     policy.obs_norm = ObsNormalizer(spec.observation_space) if normalize_obs and not spec.features else None
     policy.value_norm = RunningStats() if normalize_value else None
     return policy

@@ -1,12 +1,16 @@
 """Alarms about learning: numbers that stay unhealthy for several iterations."""
 
+import math
 from collections import deque
 from collections.abc import Iterator
 from statistics import fmean
 
+from gymnasium import spaces
+
 from holdfast.config.run import Config
 from holdfast.report.metrics import Metrics
 from holdfast.report.text import short_number
+from holdfast.worlds import WorldSpec
 
 SATURATION = 0.5
 """Largest healthy share of saturated units."""
@@ -15,9 +19,9 @@ VALUE_LOSS = 100.0
 EXPLAINED = 0.05
 """Least explained variance of values that follow their returns at all."""
 COLLAPSED = 0.01
-"""Share of its first value below which the entropy has collapsed."""
+"""Share of its first value below which the entropy of choices, or the deviation of a Box's actions, has collapsed."""
 PATIENCE = 5
-"""Iterations that saturation and value loss may be unhealthy for."""
+"""Iterations that a number may be unhealthy for."""
 SHARE = 0.5
 """Share of a run by which the return and the explained variance must have moved."""
 LEAST_ITERATIONS = 20
@@ -26,15 +30,20 @@ WINDOW = 5
 """Returns in a mean."""
 RISE = 0.05
 """Least relative change of a return that has moved."""
+NORMALIZATION = ("normalize_obs", "normalize_value")
 STEPS_WITHOUT_END = 5000
 """Steps of each agent in which an episode must have ended."""
 
 
 class LearningAlarms:
-    """Looks at the metrics of each iteration; each alarm has the number, since when, and what to type."""
+    """Looks at the metrics of each iteration; each alarm has the number, since when, and what to type.
 
-    def __init__(self, config: Config, best_return: float | None = None, first_iteration: int = 0) -> None:
-        self._config, self._best, self._first_iteration = config, best_return, first_iteration
+    While the return is higher than at first there is no alarm: a memory that holds something for long is saturated too.
+    """
+
+    def __init__(self, config: Config, spec: WorldSpec) -> None:
+        self._config, self._best = config, spec.best_return
+        self._box_size = spec.action.shape[0] if isinstance(spec.action, spaces.Box) else 0
         self._since: dict[str, int] = {}
         self._first: list[float] = []
         self._recent = deque[float](maxlen=WINDOW)
@@ -50,44 +59,53 @@ class LearningAlarms:
             self._first += [number] if len(self._first) < WINDOW else []
             self._recent.append(number)
         yield from self._memory_and_values(metrics, iteration)
-        yield from self._exploration(metrics)
+        yield from self._exploration(metrics, iteration)
         yield from self._progress(metrics, iteration)
 
     def _memory_and_values(self, metrics: Metrics, iteration: int) -> Iterator[tuple[str, str]]:
-        saturation, policy = metrics.get("memory/saturation", 0.0), self._config.policy
-        if since := self._streak("saturation", saturation > SATURATION, iteration):
-            fix = self._lower_rate() if policy.normalize_obs else "policy.normalize_obs=true"
+        rate = self._config.trainer.optimizer.learning_rate
+        fix = self._missing_normalization() or f"trainer.optimizer.learning_rate={rate / 4:g}"
+        saturation, loss = metrics.get("memory/saturation"), metrics.get("losses/value_loss")
+        has_risen = self._has_risen(unknown=False)
+        since = self._streak("saturation", None if saturation is None else saturation > SATURATION, iteration)
+        if since and saturation is not None and not has_risen:
             yield (
                 "saturation",
                 f"{100 * saturation:.0f} % of the hidden state is saturated, since iteration {since}; below "
                 f"{100 * SATURATION:.0f} % is healthy. Saturated units neither change nor learn: type {fix}.",
             )
-        loss = metrics.get("losses/value_loss", 0.0)
-        if since := self._streak("value loss", loss > VALUE_LOSS, iteration):
-            fix = self._lower_rate() if policy.normalize_value else "policy.normalize_value=true"
+        since = self._streak("value loss", None if loss is None else loss > VALUE_LOSS, iteration)
+        if since and loss is not None and not has_risen:
             yield (
                 "value loss",
                 f"the value loss is {short_number(loss)}, since iteration {since}; below {VALUE_LOSS:.0f} is healthy. "
-                f"It drowns the policy's gradient: type {fix}.",
+                f"It dominates the gradient: type {fix}.",
             )
 
-    def _exploration(self, metrics: Metrics) -> Iterator[tuple[str, str]]:
+    def _exploration(self, metrics: Metrics, iteration: int) -> Iterator[tuple[str, str]]:
         entropy = metrics.get("losses/entropy")
         if entropy is None:
             return
         if self._entropy is None:
             self._entropy = float(entropy)
-        if entropy < COLLAPSED * self._entropy and not self._has_moved():
+        since = self._streak("entropy", self._has_collapsed(entropy, self._entropy), iteration)
+        if since and not self._has_risen(unknown=True):
             coef = max(0.01, 4 * self._config.trainer.ppo.ent_coef)
             yield (
                 "entropy",
-                f"the entropy fell from {short_number(self._entropy)} to {short_number(float(entropy))} nats, and the "
-                f"return has not risen: one action is always taken. Type trainer.ppo.ent_coef={coef:g}.",
+                f"the entropy fell from {short_number(self._entropy)} to {short_number(entropy)} nats, since iteration "
+                f"{since}, and the return has not risen: one action is always taken. Type "
+                f"trainer.ppo.ent_coef={coef:g}.",
             )
 
+    def _has_collapsed(self, entropy: float, first: float) -> bool:
+        """Whether the entropy is next to none; that of a Gaussian has no zero, but falls with its deviation."""
+        if self._box_size:
+            return math.exp((entropy - first) / self._box_size) < COLLAPSED
+        return entropy < COLLAPSED * first
+
     def _progress(self, metrics: Metrics, iteration: int) -> Iterator[tuple[str, str]]:
-        config, done = self._config, iteration - self._first_iteration
-        steps = done * config.rollout_length
+        config, steps = self._config, iteration * self._config.rollout_length
         if not self._episodes and steps >= STEPS_WITHOUT_END:
             yield (
                 "episodes",
@@ -95,48 +113,45 @@ class LearningAlarms:
                 "episodes a limit: world.wrappers='gymnasium.wrappers:TimeLimit(max_episode_steps=1000)' for a "
                 "Gymnasium environment.",
             )
-        is_late = done >= LEAST_ITERATIONS and iteration >= SHARE * config.iterations
-        if not is_late or not self._recent or self._has_moved():
+        explained = metrics.get("losses/explained_variance")
+        since = self._streak("values", None if explained is None else explained < EXPLAINED, iteration)
+        if iteration < max(LEAST_ITERATIONS, SHARE * config.iterations) or self._has_risen(unknown=True):
             return
         first, now = fmean(self._first), fmean(self._recent)
+        fix = self._missing_normalization() or f"trainer.ppo.ent_coef={max(0.01, 2 * config.trainer.ppo.ent_coef):g}"
         yield (
             "return",
             f"the return does not rise: {short_number(first, 3)} in the first iterations, {short_number(now, 3)} at "
-            f"iteration {iteration:,} of {config.iterations:,}. Type {self._faster()}, or give it more steps "
+            f"iteration {iteration:,} of {config.iterations:,}. Type {fix}, or give it more steps "
             "(trainer.total_timesteps).",
         )
-        explained = metrics.get("losses/explained_variance", 1.0)
-        if explained < EXPLAINED:
+        if since and explained is not None:
+            fix = "" if config.policy.normalize_value else "policy.normalize_value=true, or "
             yield (
                 "values",
-                f"values explain {100 * max(0.0, explained):.0f} % of the variance of returns at iteration "
-                f"{iteration:,}: advantages are noise. Type policy.normalize_value=true, or "
-                f"trainer.ppo.vf_coef={2 * config.trainer.ppo.vf_coef:g}.",
+                f"values explain {100 * max(0.0, explained):.0f} % of the variance of returns, since iteration "
+                f"{since}: advantages are noise. Type {fix}trainer.ppo.vf_coef={2 * config.trainer.ppo.vf_coef:g}.",
             )
 
-    def _streak(self, kind: str, unhealthy: bool, iteration: int) -> int:
-        """Return the first iteration of a streak of `PATIENCE` unhealthy ones, else 0."""
-        if not unhealthy:
+    def _streak(self, kind: str, is_unhealthy: bool | None, iteration: int) -> int:
+        """Return the first iteration of a streak of `PATIENCE` unhealthy ones, else 0; None: not measured."""
+        if is_unhealthy is False:
             self._since.pop(kind, None)
+        if not is_unhealthy:
             return 0
         since = self._since.setdefault(kind, iteration)
         return since if iteration - since + 1 >= PATIENCE else 0
 
-    def _has_moved(self) -> bool:
-        """Whether the return is higher than at first, or the best possible; unknown before there are returns."""
+    def _has_risen(self, *, unknown: bool) -> bool:
+        """Whether the return is higher than at first, or the best possible; `unknown` before there are returns."""
         if len(self._first) < WINDOW:
-            return True
+            return unknown
         first, now = fmean(self._first), fmean(self._recent)
         if self._best is not None and now >= self._best - RISE * abs(self._best):
             return True
         return now - first > RISE * max(abs(first), abs(now), 1e-6)
 
-    def _lower_rate(self) -> str:
-        return f"trainer.optimizer.learning_rate={self._config.trainer.optimizer.learning_rate / 4:g}"
-
-    def _faster(self) -> str:
+    def _missing_normalization(self) -> str:
+        """Return the keys that switch on the normalization that is off, or ""."""
         policy = self._config.policy
-        names = [name for name in ("normalize_obs", "normalize_value") if not getattr(policy, name)]
-        if names:
-            return " ".join(f"policy.{name}=true" for name in names)
-        return f"trainer.ppo.ent_coef={max(0.01, 2 * self._config.trainer.ppo.ent_coef):g}"
+        return " ".join(f"policy.{name}=true" for name in NORMALIZATION if not getattr(policy, name))

@@ -66,11 +66,15 @@ class RunConsole:
             # A run that ends early has not printed its last iterations.
             self.print(self._line())
 
-    def restore(self, seconds: float, returns: Iterable[float]) -> None:
-        """Go on with the clock and the curve of a resumed run."""
+    def restore(self, seconds: float, lines: Iterable[Metrics]) -> None:
+        """Go on with the clock, the curve and the alarms of a resumed run."""
         self._dashboard.seconds_before = seconds
-        for number in returns:
-            self._dashboard.returns.add(number)
+        for metrics in lines:
+            if "charts/episodic_return" in metrics:
+                self._dashboard.returns.add(metrics["charts/episodic_return"])
+            if self._learning is not None:
+                # What it raised then is raised again if it lasts.
+                list(self._learning.check(metrics))
 
     def print(self, text: str | Table) -> None:
         """Print a line above the dashboard."""

@@ -163,37 +163,33 @@ def alarms(metrics: Metrics, alarm_at: float = REPLAY_ALARM) -> Iterator[tuple[s
         )
 
 
-def read_returns(path: Path) -> list[float]:
-    """Read the returns of a run's metrics.jsonl; lines that cannot be read are left out."""
-    name = "charts/episodic_return"
-    return [float(line[name]) for line in _read_lines(path) if name in line]
-
-
 def read_metrics(path: Path) -> dict[str, np.ndarray]:
     """Read a run's metrics.jsonl and machine.jsonl as arrays over iterations; NaN: not measured in that iteration.
 
     The final evaluation belongs to the last iteration. Lines that cannot be read are left out.
     """
     rows = dict[int, dict[str, int | float]]()
-    for line in (*_read_lines(path), *_read_lines(path.with_name(MACHINE))):
-        rows.setdefault(int(line.get("iteration", 0)), {}).update(line)
+    for line in (*read_lines(path), *read_lines(path.with_name(MACHINE))):
+        rows.setdefault(int(line["iteration"]), {}).update(line)
     ordered = [rows[iteration] for iteration in sorted(rows)]
     names = dict.fromkeys(name for row in ordered for name in row)
     return {name: np.array([row.get(name, math.nan) for row in ordered]) for name in names}
 
 
-def _read_lines(path: Path) -> list[dict[str, int | float]]:
-    """Read the numbers of each line of a metrics file."""
+def read_lines(path: Path) -> list[dict[str, int | float]]:
+    """Read the numbers in the lines of a metrics file; lines that cannot be read are left out."""
     texts = path.read_text(errors="replace").splitlines() if path.exists() else []
-    return [line for line in map(_numbers_of, texts) if line]
+    return [line for line in map(_numbers_of, texts) if "iteration" in line]
 
 
 def _numbers_of(text: str) -> dict[str, int | float]:
     try:
-        line = json.loads(text)
+        values = json.loads(text)
     except ValueError:
         return {}
-    return {name: x for name, x in line.items() if isinstance(x, int | float)} if isinstance(line, dict) else {}
+    if not isinstance(values, dict):
+        return {}
+    return {name: value for name, value in values.items() if isinstance(value, int | float) and math.isfinite(value)}
 
 
 MACHINE = "machine.jsonl"

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from holdfast.build import (
 )
 from holdfast.checkpoint.format import environment
 from holdfast.checkpoint.manager import CheckpointManager
-from holdfast.checkpoint.run_dir import ERRORS, RunDir, create_run_dir, load_weights, policy_files
+from holdfast.checkpoint.run_dir import ERRORS, RunDir, create_run_dir, load_weights, new_folder, policy_files
 from holdfast.config.run import Config
 from holdfast.config.sizes import check_sizes, explaining_allocations
 from holdfast.errors import ConfigError, recording_errors
@@ -35,7 +36,7 @@ from holdfast.policies import LSTMWrapper, PolicyLike
 from holdfast.recipes import find_recipe
 from holdfast.report.alarms import LearningAlarms
 from holdfast.report.console import RunConsole, RunNotices
-from holdfast.report.metrics import MetricsFile, read_returns
+from holdfast.report.metrics import MetricsFile, read_lines
 from holdfast.report.text import config_difference, title_of
 from holdfast.report.trackers import Trackers, open_trackers, require_trackers
 from holdfast.rollout.nan_checks import require_finite_weights
@@ -227,16 +228,17 @@ def _setup(stack: ExitStack, setup: Setup, callbacks: Sequence[Callback]) -> Run
     stack.enter_context(torch.random.fork_rng(devices=[device] if device.type == "cuda" else []))
     torch.manual_seed(config.seed)
     seed = config.seed if resume_point is None else resume_point.world_seed
-    world = stack.enter_context(closing_world(build_training_world(config, device, seed), config.world))
-    policy_config = config if resume_point is None else saved_policy_config(resume_point.checkpoint, config)
-    policy = build_policy(policy_config, world, device, setup.policy)
-    check_eval_worlds(config, policy, device)
+    with recording_errors(partial(_error_file, config, resume_point)):
+        world = stack.enter_context(closing_world(build_training_world(config, device, seed), config.world))
+        policy_config = config if resume_point is None else saved_policy_config(resume_point.checkpoint, config)
+        policy = build_policy(policy_config, world, device, setup.policy)
+        check_eval_worlds(config, policy, device)
     require_trackers(**_tracker_modes(config))
     teachers = build_teachers(config, world, policy, resume_point and resume_point.folder.teachers)
     trace = None if config.trace is None else AgentTrace(policy, world.agents, config.trace)
     # That of a resumed run is locked since before its checkpoint was read.
     folder = _create_folder(stack, setup, policy, teachers) if resume_point is None else resume_point.folder
-    stack.enter_context(recording_errors(folder.path / ERRORS))
+    stack.enter_context(recording_errors(lambda: folder.path / ERRORS))
     console = _make_console(setup, folder, policy, world.spec, device)
     if isinstance(world, WorkerPool):
         world.set_log(console.alarm, folder.path / ERRORS)
@@ -247,7 +249,7 @@ def _setup(stack: ExitStack, setup: Setup, callbacks: Sequence[Callback]) -> Run
     trainer = Trainer(config, world, policy, teachers, notices)
     if resume_point is not None:
         resume_point.restore_into(trainer, console.print, setup.command, policy)
-        console.restore(trainer.seconds, read_returns(folder.metrics))
+        console.restore(trainer.seconds, read_lines(folder.metrics))
     return Run(
         config,
         device,
@@ -274,8 +276,7 @@ def _setup(stack: ExitStack, setup: Setup, callbacks: Sequence[Callback]) -> Run
 
 def _create_folder(stack: ExitStack, setup: Setup, policy: LSTMWrapper, teachers: Iterable[Teacher]) -> RunDir:
     """Create and lock the folder of a new run, with copies of its teachers."""
-    config = setup.config
-    folder = create_run_dir(config, config.run or _default_name(config), setup.command, policy)
+    folder = create_run_dir(setup.config, _name_of(setup.config), setup.command, policy)
     for teacher in teachers:
         folder.keep_teacher(teacher.name, teacher.files)
     stack.enter_context(folder.locked())
@@ -286,14 +287,13 @@ def _make_console(
     setup: Setup, folder: RunDir, policy: LSTMWrapper, spec: WorldSpec, device: torch.device
 ) -> RunConsole:
     config, resume_point = setup.config, setup.resume_point
-    first_iteration = 0 if resume_point is None else resume_point.checkpoint.iteration
     return RunConsole(
         config.iterations,
         title=title_of(config, folder.path.name, policy, device),
         horizon=config.trainer.bptt_horizon,
-        first_iteration=first_iteration,
+        first_iteration=0 if resume_point is None else resume_point.checkpoint.iteration,
         precision=config.policy.precision,
-        learning=LearningAlarms(config, spec.best_return, first_iteration),
+        learning=LearningAlarms(config, spec),
         quiet=setup.quiet,
     )
 
@@ -354,7 +354,15 @@ def _final_evaluation(run: Run) -> Metrics:
     return final_evaluation(run.config, run.policy, run.device, log=run.console.print)
 
 
-def _default_name(config: Config) -> str:
+def _error_file(config: Config, resume_point: ResumePoint | None) -> Path:
+    """Return the file for the traceback of a run that cannot be set up; a new run has no other."""
+    folder = new_folder(config, _name_of(config)) if resume_point is None else resume_point.folder.path
+    return folder / ERRORS
+
+
+def _name_of(config: Config) -> str:
+    if config.run:
+        return config.run
     world = re.sub(r"[^\w.+-]+", "-", config.world.name)
     return f"{world}-{datetime.now():%Y%m%d-%H%M%S}"
 

@@ -11,7 +11,7 @@ from gymnasium.vector import VectorEnv
 
 from holdfast.config.world_names import GYM_ID, world_prefix
 from holdfast.config.worlds import PythonConfig, WorldConfig
-from holdfast.errors import ConfigError, HoldfastError, located_error_text
+from holdfast.errors import ConfigError, HoldfastError, MakeError, located_error_text
 from holdfast.worlds.step import Device, World
 
 EnvLike = str | gymnasium.Env[Any, Any] | VectorEnv[Any, Any, Any] | World | Callable[..., Any]
@@ -147,7 +147,7 @@ def _function_source(make: Callable[..., Any]) -> EnvSource:
     except HoldfastError:
         raise
     except Exception as error:
-        raise ConfigError(f"env={name} cannot be called: {located_error_text(error)}.") from error
+        raise MakeError(f"env={name} cannot be called: {located_error_text(error)}.") from error
     source = _source_of_object(env, make, is_object=False)
     if source is None:
         raise ConfigError(f"env={name} makes {env!r}; it must make a Gymnasium environment or a world.")
@@ -175,7 +175,7 @@ def call_world(make: Callable[..., Any], name: str, agents: int, options: Mappin
     except HoldfastError:
         raise
     except Exception as error:
-        raise ConfigError(f"world.name={name} cannot be made: {type(error).__name__}: {error}") from error
+        raise MakeError(f"world.name={name} cannot be made: {located_error_text(error)}.") from error
     if isinstance(world, gymnasium.Env | VectorEnv):
         hint = "leave out its parameter agents" if name.startswith(PYTHON) else f"write world=gym:{name}"
         raise ConfigError(f"{name} makes a Gymnasium environment; {hint}.")

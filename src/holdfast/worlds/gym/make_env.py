@@ -9,7 +9,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
-from holdfast.errors import ConfigError, did_you_mean, error_text
+from holdfast.errors import ConfigError, MakeError, did_you_mean, error_text, located_error_text
 from holdfast.registry import import_named, import_object
 from holdfast.trust import require_trust_to_call
 from holdfast.worlds.gym.episode_log import AgentEnv
@@ -63,7 +63,7 @@ def make_and_wrap(name: str, make: Callable[[], Any], wrappers: Sequence[NamedWr
     except gymnasium.error.DependencyNotInstalled as error:
         raise ConfigError(f"{name} {failure}: {missing_package(error)}") from error
     except Exception as error:
-        raise ConfigError(f"{name} {failure}: {error_text(error)}") from error
+        raise MakeError(f"{name} {failure}: {located_error_text(error)}.") from error
     return env
 
 
@@ -207,7 +207,7 @@ def _native(
     try:
         env = gymnasium.make_vec(spec, num_envs=agents, vectorization_mode="vector_entry_point", **options)
     except Exception as error:
-        raise ConfigError(f"{name} cannot be made: {error_text(error)}") from error
+        raise MakeError(f"{name} cannot be made: {located_error_text(error)}.") from error
     return VectorEnvHandle(name, env, _autoreset_mode(env, name, autoreset))
 
 

@@ -4,6 +4,7 @@ import importlib.util
 import re
 
 from holdfast.errors import ConfigError, one_line
+from holdfast.install import pip_install
 from holdfast.registry import load_module
 
 PACKAGES = {
@@ -20,7 +21,7 @@ def import_package_of(env_id: str, name: str) -> None:
         if not re.match(pattern, env_id):
             continue
         if importlib.util.find_spec(module) is None:
-            raise ConfigError(f"gym:{name}: {module} is not installed; pip install {install}.")
+            raise ConfigError(f"gym:{name}: {module} is not installed; {pip_install(install)}.")
         load_module(name, module, "gym:")
 
 
@@ -31,7 +32,8 @@ def missing_package(error: Exception) -> str:
     extra = re.search(r"gymnasium\[[\w,-]+\]", message)
     if "opencv" in message:
         # The extra of Gymnasium also installs packages for plots and videos.
-        return "OpenCV is not installed; pip install opencv-python-headless."
+        return f"OpenCV is not installed; {pip_install('opencv-python-headless')}."
     if missing is None or extra is None:
         return message
-    return f"{missing[0]} is not installed; pip install '{extra[0]}'."
+    command = pip_install(f"'{extra[0]}'")
+    return f"{missing[0]} is not installed; {command}."

@@ -23,7 +23,7 @@ from mettagrid.map_builder.ascii import AsciiMapBuilder
 from mettagrid.map_builder.random_map import RandomMapBuilder
 
 from holdfast import rng
-from holdfast.errors import ConfigError, HoldfastError, did_you_mean, error_text
+from holdfast.errors import ConfigError, HoldfastError, MakeError, did_you_mean, located_error_text
 from holdfast.registry import import_object
 from holdfast.trust import require_trust_to_call
 from holdfast.worlds.gym.wrappers import name_of
@@ -63,7 +63,7 @@ def find_game(env: str | Callable[..., Any], options: Mapping[str, Any]) -> tupl
     except HoldfastError:
         raise
     except Exception as error:
-        raise ConfigError(f"{name} cannot be made: {error_text(error)}") from error
+        raise MakeError(f"{name} cannot be made: {located_error_text(error)}.") from error
     game = result if isinstance(result, Game) else Game(result)
     if not isinstance(game.config, MettaGridConfig):
         raise ConfigError(f"{name} returns {type(result).__name__}; it must return a MettaGridConfig.")

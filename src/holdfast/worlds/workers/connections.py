@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast import rng
-from holdfast.errors import AgentCountError, ConfigError, WorkerError, record_error
+from holdfast.errors import AgentCountError, ConfigError, MakeError, WorkerError, record_error
 from holdfast.trust import current_source
 from holdfast.types import Int, Shaped, Tensor
 from holdfast.worlds.workers.shared_memory import Layout, open_memory
@@ -83,6 +83,11 @@ class WorkerConnection:
             raise self._died() from None
         if kind == "agent_count":
             raise AgentCountError(*content)
+        if kind == "make":
+            message, traceback = content
+            error = MakeError(message)
+            error.add_note(traceback)
+            raise error
         if kind == "config":
             raise ConfigError(content)
         if kind == "error":

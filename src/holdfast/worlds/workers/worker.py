@@ -18,7 +18,15 @@ from typing import Any, NoReturn
 
 import torch
 
-from holdfast.errors import AgentCountError, ConfigError, HoldfastError, located_error_text, one_line, user_traceback
+from holdfast.errors import (
+    AgentCountError,
+    ConfigError,
+    HoldfastError,
+    MakeError,
+    located_error_text,
+    one_line,
+    user_traceback,
+)
 from holdfast.trust import NameSource, names_from
 from holdfast.worlds.checked_world import CheckedWorld
 from holdfast.worlds.make import close_world, make_world
@@ -174,6 +182,8 @@ def _error_reply(error: BaseException) -> tuple[str, Any]:
     """Return the kind and content of an error reply: config errors are raised again in the trainer."""
     if isinstance(error, AgentCountError):
         return "agent_count", (str(error), error.agents_per_env)
+    if isinstance(error, MakeError):
+        return "make", (str(error), user_traceback(error))
     if isinstance(error, ConfigError):
         return "config", str(error)
     message = one_line(error) if isinstance(error, HoldfastError) else located_error_text(error)
