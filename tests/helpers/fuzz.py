@@ -61,7 +61,7 @@ def make_run(folder):
 
 
 def make_gym_run(folder):
-    """Train a run with a Gymnasium environment and normalization, and save its policy and a memory; return its folder."""
+    """Train a run with a Gymnasium world and normalization, and save its policy and a memory; return its folder."""
     keys = {key: value for key, value in TINY.items() if key != "world.delay"}
     run = holdfast.train(None, {**keys, **SHORT, **GYM, "runs_dir": str(folder), "run": "gym"})
     save(run.folder, holdfast.load(run.folder))
