@@ -31,6 +31,11 @@ settings.register_profile("mutants", deadline=None, derandomize=True, phases=[Ph
 settings.load_profile("calm")
 
 
+def pytest_runtest_setup(item):
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+
+
 @pytest.fixture
 def annotations_asleep():
     """torch.compile cannot trace through the checks of shapes that run in tests."""

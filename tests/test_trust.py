@@ -208,6 +208,17 @@ def test_functions_of_installed_packages_are_not_called():
             holdfast.load(folder_of(config))
 
 
+def test_wrapper_that_is_no_wrapper_is_not_called():
+    """`psutil:Popen(executable=FILE)` would run any program; the class before it makes the environment a text."""
+    Path("program.sh").write_text("#!/bin/sh\ntouch PWNED\n")
+    Path("program.sh").chmod(0o755)
+    program = "psutil:Popen(executable='./program.sh')"
+    for wrappers in (["numpy:str_", program], [program]):
+        config = {**SMALL, "world": {"name": "gym:CartPole-v1", "agents": 1, "wrappers": wrappers}}
+        with pytest.raises(ConfigError, match=r"is not a wrapper, which has reset\(\) and step\(\)"):
+            holdfast.load(folder_of(config))
+
+
 def test_module_inside_the_folder_is_not_an_installed_package(monkeypatch):
     folder = folder_of({"policy": {"name": "theirs.evil:Policy"}})
     (folder / "__init__.py").write_text("")

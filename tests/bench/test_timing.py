@@ -12,7 +12,6 @@ from holdfast.bench.memory import Bench, measure
 from holdfast.bench.timing import Times, interleaved, prepare
 
 CPU = torch.device("cpu")
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
 
 
 def test_spread_is_the_10th_and_90th_percentile():
@@ -36,7 +35,7 @@ def test_first_call_is_timed_separately():
     assert ready.first_seconds >= 0
 
 
-@needs_gpu
+@pytest.mark.gpu
 def test_gpu_calls_are_captured_unless_they_synchronize():
     x = torch.ones(4, device="cuda")
     device = torch.device("cuda")
@@ -51,7 +50,7 @@ def test_gpu_calls_are_captured_unless_they_synchronize():
     assert all(time > 0 for times in times_by_name.values() for time in times.values)
 
 
-@needs_gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
 def test_gpu_implementations_are_captured_and_right(cell):
     bench = Bench(torch.device("cuda"), ["triton", "dense", "reset slots"], ["float32", "bfloat16"], 3, print)

@@ -6,6 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import holdfast
+from helpers import triton_interpreter
 from helpers.small_policy import OnlySpec, Small, make_small
 from holdfast import make_policy, make_world
 from holdfast.check.adapters import adapt
@@ -14,10 +15,11 @@ from holdfast.check.laws import measure
 from holdfast.check.preflight import Conditions
 from holdfast.cli import main
 from holdfast.errors import ConfigError
+from holdfast.memory.kernels import ops
 from holdfast.monitor.replay_check import RoundingBound
 
 pytestmark = pytest.mark.usefixtures("annotations_asleep")
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+triton_interpreter.repair()
 BF16 = Conditions(precision="bfloat16")
 
 
@@ -97,6 +99,25 @@ def test_builtin_policies_replay_clear_and_agree_in_bfloat16(name, memory):
 
 
 @pytest.mark.parametrize(
+    ("memory", "laws"),
+    [
+        ("lstm", ["cut", "replay"]),
+        ("gru", ["cut", "replay"]),
+        pytest.param("lstm", ["clear", "agree"], marks=pytest.mark.slow),
+    ],
+)
+def test_laws_hold_with_the_triton_kernel(memory, laws, monkeypatch):
+    """Where there is no GPU, Triton's interpreter runs the kernel, in float32."""
+    calls, run = [], ops.run_forward
+    monkeypatch.setattr(ops, "run_forward", lambda *args, **options: calls.append(1) or run(*args, **options))
+    world = make_world("recall", agents=1)
+    policy = make_policy("fast", world, seed=0, memory=memory, hidden_size=16, num_layers=1)
+    for law in measure(prepare(adapt(policy, world), Conditions(kernel="triton")), laws):
+        assert law.ok, law.finding
+    assert calls
+
+
+@pytest.mark.parametrize(
     ("sabotage", "law"),
     [
         (ForgetsInBfloat16, "replay"),
@@ -169,7 +190,7 @@ def test_rounding_bound_limits_mean_and_largest(errors, mean, most):
     assert (size <= bound) == (float(error.double().mean()) <= mean and float(error.max()) <= most)
 
 
-@needs_gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kernel", ["auto", "torch", "triton"])
 def test_fast_obeys_every_law_on_a_gpu(precision, kernel):
@@ -179,14 +200,14 @@ def test_fast_obeys_every_law_on_a_gpu(precision, kernel):
         assert any("triton" in part.what for part in laws["agree"].parts), "the kernel that may be chosen"
 
 
-@needs_gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("sabotage", [NoClearInBfloat16, ForgetsInBfloat16])
 def test_broken_policy_is_caught_on_a_gpu(sabotage):
     laws = holdfast.check(make_small(sabotage), OnlySpec(), device="cuda", precision="bfloat16")
     assert not laws.ok
 
 
-@needs_gpu
+@pytest.mark.gpu
 def test_broken_policy_is_diagnosed_on_a_gpu():
     from helpers import broken_policies as own
 

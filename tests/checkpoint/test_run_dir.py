@@ -172,14 +172,38 @@ def test_a_checkpoint_replaced_while_it_is_opened_is_looked_up_again(tmp_path, m
     assert log == []
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "machine.jsonl", "trace.txt", "command.txt"])
+@pytest.mark.parametrize("name", ["metrics.jsonl", "machine.jsonl", "trace.txt", "command.txt", "error.txt", ".lock"])
 def test_links_among_growing_files_are_refused(tmp_path, name):
     (tmp_path / "precious.txt").write_text("precious")
     folder = RunDir(tmp_path / "x")
     folder.path.mkdir()
-    (folder.path / name).symlink_to(tmp_path / "precious.txt")
+    file = folder.path / name
+    file.symlink_to(tmp_path / "precious.txt")
     with pytest.raises(ConfigError, match=rf"{name} is a link to .*precious.txt; replace it"), folder.locked():
         pass
+    file.unlink()
+    file.hardlink_to(tmp_path / "precious.txt")
+    with pytest.raises(ConfigError, match=rf"{name} has another hard link; replace it by a copy"), folder.locked():
+        pass
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(ConfigError, match=rf"{name} is not a regular file"), folder.locked():
+        pass
+
+
+def test_a_folder_instead_of_a_symlink_is_kept(tmp_path):
+    """`mv 000002 best` leaves the only copy of a checkpoint there."""
+    folder = RunDir(tmp_path)
+    write(folder.checkpoints, 1)
+    (folder.checkpoints / "latest").unlink()
+    write(folder.checkpoints, 2).rename(folder.checkpoints / "best")
+    (folder.checkpoints / "latest").unlink()
+    (folder.checkpoints / "latest").mkdir()
+    format.set_symlink(folder.checkpoints / "best", "000001")
+    folder.quarantine_newer(folder.newest(print))
+    assert format.open_checkpoint(folder.checkpoints / "best.unused").iteration == 2
+    assert (folder.checkpoints / "latest.unused").is_dir()
+    assert (folder.checkpoints / "latest").resolve().name == (folder.checkpoints / "best").resolve().name == "000001"
 
 
 def test_a_dangling_link_instead_of_a_checkpoint_is_reported(tmp_path):

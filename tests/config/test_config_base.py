@@ -105,6 +105,16 @@ def test_parse_yaml_reads_exponents_as_numbers():
     assert parse_yaml(7) == 7
     with pytest.raises(ValueError, match="write it as YAML"):
         parse_yaml("[1, 2")
+    assert parse_yaml("[&a {b: 1}, *a]") == [{"b": 1}, {"b": 1}]
+
+
+def test_parse_yaml_refuses_what_would_not_fit_into_memory():
+    with pytest.raises(ValueError, match="nested too deeply"):
+        parse_yaml("[" * 5000)
+    doubled = "".join(f", &a{number + 1} [*a{number}, *a{number}]" for number in range(20))
+    for text in (f"[&a0 [1]{doubled}]", "&a [*a]", "&a {b: *a}", "{? &a [1, *a] : 2}"):
+        with pytest.raises(ValueError, match="write it as YAML"):
+            parse_yaml(text)
 
 
 def test_parse_named_list_reads_names_and_quoted_values():

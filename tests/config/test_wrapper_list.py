@@ -55,6 +55,8 @@ def test_arguments_are_literals():
         ("a:B(*[1])", r"\*\[1\] is no literal"),
         ("a:B,,c:D", "name a wrapper on both sides of each"),
         ("(x=1)", "name a wrapper"),
+        pytest.param(f"a:B({'-' * 50_000}1)", "nested too deeply", id="minus signs"),
+        pytest.param(f"a:B({'1+' * 20_000}1)", "nested too deeply", id="plus signs"),
     ],
 )
 def test_errors_name_the_key_and_what_to_write(text, message):

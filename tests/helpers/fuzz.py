@@ -34,16 +34,36 @@ OUTCOMES = {
     "executed": "code named by a file ran",
 }
 BAD = ("silent", "raw", "hang", "lost", "executed")
-MORE = 2 * TINY["trainer.batch_size"]
+MORE = TINY["trainer.batch_size"]
 """Steps by which a resumed run is trained longer."""
+SHORT = {
+    "trainer.checkpoint_interval": 1,
+    "trainer.keep_checkpoints": 2,
+    "trainer.eval_episodes": 2,
+    "trainer.update_epochs": 1,
+}
+GYM = {
+    "world": "gym:CartPole-v1",
+    "world.frame_stack": 2,
+    "trainer.normalize_reward": True,
+    "policy.normalize_obs": True,
+    "policy.normalize_value": True,
+}
 
 
 def make_run(folder):
     """Train a run with a teacher and a component graph, and save its policy and a memory; return its folder."""
-    keys = {**TINY, "runs_dir": str(folder), "policy": "component:example"}
-    keys |= {"trainer.checkpoint_interval": 1, "trainer.keep_checkpoints": 2, "trainer.eval_episodes": 4}
+    keys = {**TINY, **SHORT, "runs_dir": str(folder), "policy": "component:example"}
     teacher = holdfast.train("recall", {**keys, "run": "teacher", "trainer.total_timesteps": 64})
     run = holdfast.train("recall", {**keys, "run": "x", "trainer.teachers": str(teacher.folder)})
+    save(run.folder, holdfast.load(run.folder))
+    return run.folder
+
+
+def make_gym_run(folder):
+    """Train a run with a Gymnasium world and normalization, and save its policy and a memory; return its folder."""
+    keys = {key: value for key, value in TINY.items() if key != "world.delay"}
+    run = holdfast.train(None, {**keys, **SHORT, **GYM, "runs_dir": str(folder), "run": "gym"})
     save(run.folder, holdfast.load(run.folder))
     return run.folder
 
@@ -58,9 +78,9 @@ def save(folder, player):
 
 
 def observations(player, step):
-    shape, generator = player.spec.obs_shape, torch.Generator().manual_seed(step)
-    obs = torch.randint(0, 255, (2, *shape), dtype=torch.uint8, generator=generator)
-    return obs.numpy(), torch.tensor([step == 0, step == 0]).numpy()
+    space, generator = player.spec.observation_space, torch.Generator().manual_seed(step)
+    obs = torch.randint(0, 255, (2, *space.shape), generator=generator)
+    return obs.numpy().astype(space.dtype), torch.tensor([step == 0, step == 0]).numpy()
 
 
 def act(player, memory=None):
@@ -154,20 +174,21 @@ def sign_again(file):
     return False
 
 
-def fuzz(folder, count, seed, verbs=None):
-    """Yield for each case: its number, verb, file, mutation, outcome and text."""
+def fuzz(folders, count, seed, verbs=None):
+    """Yield for each case, in one of the runs: its number, verb, file, mutation, outcome and text."""
     names = list(verbs or VERBS)
     shares = [VERBS[name][1] for name in names]
     expected = {}
     for number in range(count):
         generator = random.Random(f"{seed}/{number}")
-        verb = generator.choices(names, shares)[0]
+        verb, folder = generator.choices(names, shares)[0], generator.choice(folders)
         with tempfile.TemporaryDirectory(prefix="fuzz-") as temporary:
             copy = Path(temporary) / "x"
             shutil.copytree(folder, copy, symlinks=True)
-            if verb not in expected:
-                expected[verb] = in_child(in_copy, verb, copy)
-                assert expected[verb][0] == "done", expected[verb]
+            if (verb, folder) not in expected:
+                # In this process, so that its forks have imported everything.
+                expected[verb, folder] = repr(VERBS[verb][0](copy))
+                assert expected[verb, folder] != "None"
                 shutil.rmtree(copy)
                 shutil.copytree(folder, copy, symlinks=True)
             (Path(temporary) / "fuzz_payload.py").write_text("open('executed', 'w').close()\nPayload = None\n")
@@ -178,7 +199,7 @@ def fuzz(folder, count, seed, verbs=None):
             if (Path(temporary) / "executed").exists():
                 outcome = "executed"
             elif outcome == "done":
-                same = result == expected[verb][1]
+                same = result == expected[verb, folder]
                 reported = any(word in text for word in MESSAGES)
                 outcome = "equal" if same else "reported" if reported else "signed" if signed else "silent"
             yield number, verb, str(file.relative_to(copy)), change + " signed" * signed, outcome, text
@@ -193,13 +214,13 @@ def table(cases):
 
 
 def print_cases(cases, count):
-    """Print each bad case as it comes, and the table after every 500 cases and at the end."""
+    """Print each bad case as it comes, and the table after every 100 cases and at the end."""
     counted = []
     for case in cases:
         counted.append(case)
         if case[4] in BAD:
             print(*case[:5], case[5][-1500:], sep=" | ", file=sys.stderr, flush=True)
-        if len(counted) == count or len(counted) % 500 == 0:
+        if len(counted) == count or len(counted) % 100 == 0:
             print(f"{len(counted)} of {count} cases", table(counted), sep="\n", file=sys.stderr, flush=True)
 
 
@@ -207,4 +228,5 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     number, seed = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-        print_cases(fuzz(make_run(Path(folder)), number, seed), number)
+        runs = [make_run(Path(folder)), make_gym_run(Path(folder))]
+        print_cases(fuzz(runs, number, seed), number)

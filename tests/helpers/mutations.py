@@ -13,6 +13,8 @@ TEXTS = (
     "recall",
     "arena",
     "fuzz_payload:Payload",
+    "fuzz_payload:Payload(1)",
+    "gym:fuzz_payload:Payload",
     "component:fuzz.yaml",
     "../..",
     "\0",

@@ -5,7 +5,7 @@
 
 import pytest
 
-from helpers.fuzz import BAD, fuzz, make_run, table
+from helpers.fuzz import BAD, fuzz, make_gym_run, make_run, table
 from helpers.io_faults import inject
 
 pytestmark = pytest.mark.usefixtures("annotations_asleep")
@@ -17,8 +17,8 @@ def run(tmp_path_factory):
 
 
 @pytest.mark.parametrize("count", [40, pytest.param(250, marks=pytest.mark.slow)])
-def test_mutated_files_are_refused_or_reported(run, count):
-    cases = list(fuzz(run, count, seed=count))
+def test_mutated_files_are_refused_or_reported(run, tmp_path, count):
+    cases = list(fuzz([run, make_gym_run(tmp_path)], count, seed=count))
     bad = [case for case in cases if case[4] in BAD]
     assert not bad, f"{table(cases)}\n{bad[0]}"
     outcomes = {case[4] for case in cases}

@@ -76,13 +76,14 @@ def trained(folder, recipe, agents, **keys):
 
 
 def test_arena_is_learned_above_chance(tmp_path):
-    keys = {"world__size": 20, "world__length": 60, "trainer__total_timesteps": 300_000}
-    policy, world, _ = trained(tmp_path, "arena", 240, **keys)
+    """A third of the recipe's steps, in its world; the first episode of each agent, which is shorter."""
+    policy, world, config = trained(tmp_path, "arena", 96, trainer__total_timesteps=500_000)
+    length = config.world.length
     gathers, chance = (
-        float(returns_of(history, each=2).mean())
-        for history in (rollout(policy, world, 120)[0], live(world, 120, anything(world)))
+        float(returns_of(history, each=1).mean())
+        for history in (rollout(policy, world, length)[0], live(world, length, anything(world)))
     )
-    assert 1.5 * chance < gathers < arena_return_at_most(world, 2)
+    assert 1.8 * chance < gathers < arena_return_at_most(world, 1)
 
 
 @pytest.mark.parametrize("truncate", [False, True])

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
+from holdfast.errors import ContractError
 from holdfast.learn.rewards import RewardNormalizer, discounted_returns
 from holdfast.policies.normalization import CLIP
 from holdfast.rollout.segments import Segments
@@ -83,6 +84,33 @@ def test_a_restored_normalizer_goes_on_as_the_saved_one():
     assert torch.equal(*results)
     fresh = RewardNormalizer().normalize(parts[1], GAMMA).steps["rewards"]
     assert not torch.equal(fresh, results[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("mean", float("nan"), "running statistics must be finite"),
+        ("var", -1.0, "variance and count not negative"),
+        ("return", [0.0, float("inf"), 0.0], "saved returns must be finite"),
+        ("return", [0, 1, 2], "saved returns must be finite numbers"),
+    ],
+)
+def test_damaged_state_is_refused(name, value, message):
+    parts, _ = rollouts(1)
+    one, other = RewardNormalizer(), RewardNormalizer()
+    one.normalize(parts[0], GAMMA)
+    state = one.state()
+    state[name] = torch.tensor(value, dtype=torch.float64 if name != "return" else None)
+    with pytest.raises(ContractError, match=message):
+        other.restore(state)
+
+
+def test_returns_of_another_number_of_agents_are_refused():
+    parts, _ = rollouts(1)
+    normalizer = RewardNormalizer()
+    normalizer.restore({**normalizer.state(), "return": torch.zeros(1)})
+    with pytest.raises(ContractError, match=r"saved returns are \[1\], must be \[3\]"):
+        normalizer.normalize(parts[0], GAMMA)
 
 
 def test_rewards_agree_with_gymnasiums_wrapper():

@@ -11,6 +11,7 @@ from tensordict import TensorDict
 import holdfast
 from helpers.manual_policy import NewLSTMPolicy
 from helpers.space_worlds import IMAGE_SPEC, TREE_SPEC, SayNumber
+from holdfast.errors import ContractError
 from holdfast.policies.normalization import CLIP, ObsNormalizer, RunningStats, normalized_spec
 from holdfast.policies.spaces import encoder_of
 from holdfast.rollout.segments import policy_td
@@ -53,6 +54,26 @@ def test_numbers_are_centred_scaled_clipped_and_back():
 def test_before_the_first_rollout_nothing_changes():
     x = torch.tensor([0.5, -3.0])
     torch.testing.assert_close(RunningStats().normalize(x), x)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("mean", float("nan")),
+        ("mean", 1e39),
+        ("var", -1e-3),
+        ("var", -1e-9),
+        ("var", float("inf")),
+        ("var", 1e80),
+        ("count", -1.0),
+        ("count", float("nan")),
+    ],
+)
+def test_statistics_that_no_numbers_have_are_not_loaded(name, value):
+    state = RunningStats((2,)).state_dict()
+    state[name] = torch.full_like(state[name], value)
+    with pytest.raises(ContractError, match="running statistics must be finite, and variance and count not negative"):
+        RunningStats((2,)).load_state_dict(state)
 
 
 SPACE = spaces.Dict(

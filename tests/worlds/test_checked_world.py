@@ -1,5 +1,6 @@
 """CheckedWorld raises at the first violation, and names the world, the agent and the step."""
 
+import sys
 from dataclasses import replace
 
 import pytest
@@ -224,6 +225,14 @@ def test_exception_of_a_world_names_the_step():
     with pytest.raises(ContractError, match=message) as caught:
         live(world, 8, lambda obs, first: torch.zeros(A, dtype=torch.long))
     assert isinstance(caught.value.__cause__, ValueError)
+
+
+def test_a_world_that_exits_is_an_error():
+    def leave(step):
+        sys.exit(0)
+
+    with pytest.raises(ContractError, match=r"^World Liar, step 3: it raised SystemExit: 0 \(test_checked_world.py:"):
+        live(CheckedWorld(at(3, leave)), 8, lambda obs, first: torch.zeros(A, dtype=torch.long))
 
 
 def test_truncation_against_truncates_never():

@@ -943,7 +943,7 @@ def test_cuda_graph_restore_keeps_read_only_tensors_in_place():
     assert torch.equal(one._cue, other._cue)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", sorted(WORLD_CONFIGS))
 @pytest.mark.parametrize("recorded", [False, True])
 def test_restore_with_and_without_cuda_graph(name, recorded):

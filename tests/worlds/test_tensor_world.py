@@ -242,7 +242,7 @@ def test_invalid_world_option_errors_say_what_to_type(name, options, message):
         make_world(name, **{"agents": 24, **options})
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", WORLD_CONFIGS)
 @pytest.mark.parametrize("truncate", [False, True])
 def test_cuda_graph_equals_eager(name, truncate):

@@ -153,12 +153,21 @@ def write_checkpoint(
 def set_symlink(pointer: Path, name: str) -> None:
     """Point a symlink such as `latest` at another checkpoint, atomically."""
     if pointer.is_dir() and not pointer.is_symlink():
-        # A copy that followed symlinks has a folder here: a second copy of a numbered checkpoint.
-        shutil.rmtree(pointer)
+        # A copy that followed symlinks has a folder here; the numbered checkpoint may have been removed since.
+        set_aside(pointer, "unused")
     new = pointer.with_name(f".{pointer.name}.part")
     new.unlink(missing_ok=True)
     new.symlink_to(name)
     new.replace(pointer)
+
+
+def set_aside(path: Path, suffix: str) -> None:
+    """Rename a folder `NAME.suffix`, or `NAME.suffix-2` and so on."""
+    target, number = path.with_name(f"{path.name}.{suffix}"), 1
+    while os.path.lexists(target):
+        number += 1
+        target = path.with_name(f"{path.name}.{suffix}-{number}")
+    path.rename(target)
 
 
 def policy_manifest(files: Mapping[str, bytes]) -> bytes:

@@ -27,6 +27,7 @@ from holdfast.checkpoint.format import (
     Checkpoint,
     open_checkpoint,
     policy_manifest,
+    set_aside,
     set_symlink,
     sync,
 )
@@ -81,10 +82,15 @@ class RunDir:
         return state
 
     def require_plain_logs(self) -> None:
-        """Raise if a file that grows is a link: resuming would change a file outside of the run."""
+        """Raise if a file that grows is a link: resuming would change a file outside of the run, such as a backup."""
         for file in [*self._log_files, *(self.path / name for name in ("command.txt", ERRORS, ".lock"))]:
             if file.is_symlink():
                 raise ConfigError(f"{file} is a link to {os.readlink(file)}; replace it by a copy of that file.")
+            if file.exists() and not file.is_file():
+                # Opening a named pipe would block.
+                raise ConfigError(f"{file} is not a regular file; remove it.")
+            if file.exists() and file.stat().st_nlink > 1:
+                raise ConfigError(f"{file} has another hard link; replace it by a copy: cp {file} NEW; mv NEW {file}")
 
     def log_files(self) -> list[Path]:
         """List the files that grow line by line, as far as there are any."""
@@ -157,12 +163,7 @@ class RunDir:
         for path in self.numbered():
             if path == checkpoint.path:
                 break
-            suffix = "damaged" if _is_damaged(path) else "unused"
-            target, number = path.with_name(f"{path.name}.{suffix}"), 1
-            while target.exists():
-                number += 1
-                target = path.with_name(f"{path.name}.{suffix}-{number}")
-            path.rename(target)
+            set_aside(path, "damaged" if _is_damaged(path) else "unused")
         for partial in self.checkpoints.glob(".*.part"):
             if partial.is_symlink():
                 partial.unlink()

@@ -9,6 +9,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Val
 from pydantic.fields import FieldInfo
 
 LONGEST_DELAY = 1_000_000
+MOST_NODES = 100_000
+"""Values in one YAML text."""
 
 
 class ConfigBase(BaseModel):
@@ -94,7 +96,28 @@ def parse_list(value: Any) -> Any:
     return value
 
 
-class _Loader(yaml.SafeLoader):
+class SafeLoader(yaml.SafeLoader):
+    """A safe loader that also refuses aliases which expand to more than MOST_NODES: lists of lists of lists."""
+
+    def get_single_node(self) -> yaml.Node | None:
+        """Return the root of the document."""
+        node = super().get_single_node()
+        if node is not None and _expanded_size(node, {}) > MOST_NODES:
+            raise yaml.YAMLError(f"its aliases expand to more than {MOST_NODES:,} values")
+        return node
+
+
+def _expanded_size(node: yaml.Node, sizes: dict[yaml.Node, int]) -> int:
+    """Count a node and the nodes below it, those of an alias each time; a node that contains itself has too many."""
+    if node not in sizes:
+        sizes[node] = MOST_NODES
+        children = node.value if isinstance(node, yaml.CollectionNode) else ()
+        parts = [part for child in children for part in (child if isinstance(child, tuple) else (child,))]
+        sizes[node] = 1 + sum(_expanded_size(part, sizes) for part in parts)
+    return sizes[node]
+
+
+class _Loader(SafeLoader):
     """YAML that reads 1e3 as a number."""
 
 
@@ -110,6 +133,8 @@ def parse_yaml(value: Any) -> Any:
     try:
         # A subclass of the safe loader.
         return yaml.load(value, Loader=_Loader)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
     except yaml.YAMLError:
         raise ValueError("write it as YAML, for example 8, true, [1, 2] or '{size: 5}'") from None
 

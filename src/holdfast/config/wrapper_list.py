@@ -51,6 +51,8 @@ def parse_wrapper(text: str) -> WrapperCall:
         call = ast.parse(f"wrapper{text[len(name) :]}", mode="eval").body
     except SyntaxError as error:
         raise ValueError(f"{text} cannot be read: {error.msg}") from None
+    except (MemoryError, RecursionError):
+        raise ValueError(f"{name} has arguments that are nested too deeply") from None
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
         raise ValueError(f"{text} cannot be read; write package.module:Class(argument=value)")
     if any(keyword.arg is None for keyword in call.keywords):

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from holdfast.errors import ContractError
 from holdfast.policies.normalization import CLIP, RunningStats
 from holdfast.rollout import Segments
 from holdfast.rollout.segments import reverse_scan, shift_left
@@ -32,6 +33,10 @@ class RewardNormalizer:
         if not len(self._return):
             self._return = torch.zeros_like(rewards[:, 0])
             self._stats.to(rewards.device)
+        if self._return.shape != rewards[:, 0].shape:
+            raise ContractError(
+                f"saved returns are {list(self._return.shape)}, must be [{len(rewards)}], one an agent."
+            )
         returns = discounted_returns(rewards, valid, ended, self._return.to(rewards.device), gamma)
         self._return = torch.where(ended[:, -1], 0.0, returns[:, -1])
         self._stats.update(returns, valid)
@@ -45,7 +50,10 @@ class RewardNormalizer:
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""
         stats = {name: get_tensor_like(saved, name, like) for name, like in self._stats.state_dict().items()}
-        self._return = get_field(saved, "return", Tensor).clone()
+        returns = get_field(saved, "return", Tensor).clone()
+        if not returns.is_floating_point() or not bool(returns.isfinite().all()):
+            raise ContractError("saved returns must be finite numbers")
+        self._return = returns
         self._stats.load_state_dict(stats)
         self._stats.to(self._return.device)
 

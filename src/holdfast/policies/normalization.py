@@ -10,6 +10,7 @@ from gymnasium import spaces
 from tensordict import TensorDict
 from torch import distributed, nn
 
+from holdfast.errors import ContractError
 from holdfast.types import Bool, Float, Tensor
 from holdfast.worlds.obs import Obs, subspaces
 from holdfast.worlds.step import WorldSpec
@@ -39,6 +40,7 @@ class RunningStats(nn.Module):
         self.mean: Tensor
         self.var: Tensor
         self.count: Tensor
+        self.register_load_state_dict_post_hook(_require_statistics)
 
     @property
     def std(self) -> Float[Tensor, "*shape"]:
@@ -67,6 +69,15 @@ class RunningStats(nn.Module):
     def denormalize(self, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """Return x std + mean."""
         return x * self.std.to(x.dtype) + self.mean.to(x.dtype)
+
+
+def _require_statistics(stats: nn.Module, _: Any) -> None:
+    """Raise for loaded statistics that no numbers have: they would make all that is normalized NaN."""
+    assert isinstance(stats, RunningStats)
+    # As they are used: in single precision.
+    numbers = torch.cat([number.float().flatten() for number in (stats.mean, stats.std, stats.count)])
+    if not bool(numbers.isfinite().all()) or bool((stats.var < 0).any()) or bool(stats.count < 0):
+        raise ContractError("running statistics must be finite, and variance and count not negative")
 
 
 class ObsNormalizer(nn.Module):

@@ -138,7 +138,8 @@ class CheckedWorld(Checked):
             return method()
         except HoldfastError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
+            # An environment that calls sys.exit(0) must not end a run as if it were finished.
             raise self._error(f"it raised {located_error_text(error)}") from error
 
     def _require(self, step: Step, schema: StepSchema) -> None:

@@ -142,7 +142,7 @@ def test_every_candidate_plan_equals_the_reference(kind, hidden, B, dtype, use_p
         assert largest_error(*case(kind, B, 3, hidden, dtype=dtype)) <= BOUNDS[dtype], plan
 
 
-@pytest.mark.skipif(DEVICE.type != "cuda", reason="CUDA graphs need a GPU")
+@pytest.mark.gpu
 @every_kind
 @every_plan
 def test_cuda_graph_replay_reads_current_inputs(kind, plan, use_plan):

@@ -55,6 +55,11 @@ from holdfast.policies.components.graph import GraphError, find_graph, read_grap
         (with_line("out: 6", "out: !!int x"), "is not YAML that can be read", None),
         ("", "has no components", None),
         ("components: {a: " + "[" * 5000, "is not YAML that can be read", None),
+        (
+            "components: {a: [&a0 [1]" + "".join(f", &a{n + 1} [*a{n}, *a{n}]" for n in range(20)) + "]}",
+            "aliases expand to more than 100,000 values",
+            None,
+        ),
         (with_line("Flatten, sources: [_obs_]", "TokensToBox"), "only _obs_ does", "flat"),
         (with_line("{component: TokensToBox}", "{component: Flatten, sources: [flat]}"), "", "_obs_"),
         (with_line("hidden_size: 8", "hidden_size: 0"), "hidden_size", "_core_"),

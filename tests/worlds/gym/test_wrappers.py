@@ -26,7 +26,7 @@ def scaled(env, factor):
     return Scaled(env, factor)
 
 
-class Unsigned:
+class Unsigned(gymnasium.Wrapper):
     """Its signature cannot be read."""
 
     __signature__ = "none"

@@ -122,7 +122,7 @@ def test_worker_error_names_worker_agents_step_and_actions(how):
             "kill": "was ended by SIGKILL",
             "crash": "was ended by SIGABRT",
             "leave": "ended with exit code 3",
-            "exit": "failed: SystemExit: 7",
+            "exit": "failed: World Faulty, step 3: it raised SystemExit: 7",
         }
         assert reasons[how] in message
         if how in ("raise", "hang", "crash", "exit"):

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 from torch import nn
 
+from holdfast.config.base import SafeLoader
 from holdfast.errors import ConfigError, HoldfastError, did_you_mean, one_line
 from holdfast.policies.components import COMPONENTS, Component
 
@@ -162,7 +163,7 @@ def _node(entry: Entry, config: Any, entries: Sequence[Entry], where: str) -> No
     return Node(entry.name, kind, tuple(sources), options)
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(SafeLoader):
     """A YAML loader that rejects duplicate keys, instead of keeping the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
@@ -181,7 +182,7 @@ class _Loader(yaml.SafeLoader):
 
 def _read(text: str, where: str) -> tuple[list[Entry], dict[str, Any]]:
     """Return the components as written in the file, and the config of each."""
-    entries = _entries(_parse_yaml(where, partial(yaml.compose, text, yaml.SafeLoader)))
+    entries = _entries(_parse_yaml(where, partial(yaml.compose, text, SafeLoader)))
     for name in dict.fromkeys(entry.name for entry in entries):
         lines = [entry.line for entry in entries if entry.name == name]
         if len(lines) > 1:
