@@ -31,7 +31,7 @@ class Task(NamedTuple):
 
 TASKS = {
     "cartpole": Task("gym:CartPole-v1", 100_000, "500 (100 k)"),
-    "cartpole, no velocities": Task("gym:CartPole-v1", 200_000, "500 (recurrent, 100 k)", ("world.keep=0,2",)),
+    "cartpole, no velocities": Task("gym:CartPole-v1", 200_000, "-", ("world.keep=0,2",)),
     "acrobot": Task("gym:Acrobot-v1", 200_000, "-73.5 (1 M)"),
     "mountain car": Task("gym:MountainCar-v0", 300_000, "-110 (1 M)"),
     "mountain car, continuous": Task("gym:MountainCarContinuous-v0", 200_000, "88.3 (20 k)"),
@@ -41,7 +41,9 @@ TASKS = {
     "hopper": Task("gym:Hopper-v5", 1_000_000, "2410 (v3, 1 M)"),
     "half cheetah": Task("gym:HalfCheetah-v5", 1_000_000, "5819 (v3, 1 M)"),
     "minigrid door key": Task("gym:MiniGrid-DoorKey-5x5-v0", 300_000, "-"),
-    "minigrid memory": Task("gym:MiniGrid-MemoryS7-v0", 500_000, "-"),
+    "minatar breakout": Task(
+        "minatar.gym:BaseEnv", 500_000, "-", ("world.options={game: breakout, use_minimal_action_set: true}",)
+    ),
     "popgym repeat previous": Task("popgym:RepeatPreviousEasy", 500_000, "-"),
     "popgym pendulum, position": Task("popgym:PositionOnlyPendulumEasy", 400_000, "-"),
 }
@@ -80,7 +82,7 @@ def main() -> None:
     parser.add_argument("words", nargs="*", help="tasks (default: all), and keys of holdfast train")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--results", type=Path, default=Path("general_recipe.jsonl"))
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     keys = [word for word in args.words if "=" in word]
     names = [word for word in args.words if "=" not in word] or list(TASKS)
     if unknown := set(names) - set(TASKS):

@@ -44,6 +44,7 @@ def _run(
     learning_rate: float = 1e-3,
     learning_rate_end: float = 1e-4,
     eval_episodes: int = 2000,
+    normalize_reward: bool = False,
 ) -> Config:
     """An update after every `segments` segments; learning rate and entropy bonus decay linearly."""
     batch_size = world.agents * horizon * segments
@@ -59,6 +60,7 @@ def _run(
             bptt_horizon=horizon,
             update_epochs=update_epochs,
             eval_episodes=eval_episodes,
+            normalize_reward=normalize_reward,
             optimizer=OptimizerConfig(learning_rate=learning_rate),
             ppo=ppo,
         ),
@@ -161,11 +163,12 @@ def general() -> Config:
     return _run(
         worlds.RecallConfig(agents=16),
         _ppo(gamma=0.99, gae_lambda=0.95, clip_coef=0.2, ent_coef=0.005),
-        policy=PolicyConfig(name="fast", num_layers=1, normalize_obs=True, normalize_value=True),
+        policy=PolicyConfig(name="fast", num_layers=1, normalize_obs=True),
         steps=250_000,
         horizon=64,
         segments=2,
         eval_episodes=100,
+        normalize_reward=True,
     )
 
 

@@ -97,7 +97,7 @@ def test_preset_fills_keys_that_are_not_set_unless_wrappers_are(keys, options, w
 
 
 def test_presets_are_by_the_start_of_the_id():
-    assert world_of("gym:MiniGrid-DoorKey-5x5-v0").wrappers == ("minigrid.wrappers:ImgObsWrapper",)
+    assert world_of("gym:MiniGrid-DoorKey-5x5-v0").wrappers == ("holdfast.worlds.gym.minigrid_cells:MiniGridCells",)
     for name in ("gym:CartPole-v1", "popgym:RepeatFirstEasy", "gym:my.envs:Pong"):
         world = world_of(name)
         assert (world.wrappers, world.frame_stack, world.options) == ((), 1, {})

@@ -246,8 +246,8 @@ GYM_PRESETS: dict[str, dict[str, Any]] = {
         "wrappers": ("holdfast.worlds.gym.seed_episodes:SeedEpisodes", "gymnasium.wrappers:AtariPreprocessing"),
         "frame_stack": 4,
     },
-    "MiniGrid-": {"wrappers": ("minigrid.wrappers:ImgObsWrapper",)},
-    "BabyAI-": {"wrappers": ("minigrid.wrappers:ImgObsWrapper",)},
+    "MiniGrid-": {"wrappers": ("holdfast.worlds.gym.minigrid_cells:MiniGridCells",)},
+    "BabyAI-": {"wrappers": ("holdfast.worlds.gym.minigrid_cells:MiniGridCells",)},
 }
 """Usual preprocessing of well-known environments."""
 

@@ -18,12 +18,12 @@ EMBEDDING_SIZE = 16
 
 
 class Critic(nn.Module):
-    """A value head with one wide tanh layer."""
+    """A value head with one tanh layer."""
 
-    def __init__(self, input_size: int) -> None:
+    def __init__(self, input_size: int, width: int = 1024) -> None:
         super().__init__()
-        self.fc1 = orthogonal(nn.Linear(input_size, 1024), gain=math.sqrt(2))
-        self.fc2 = orthogonal(nn.Linear(1024, 1))
+        self.fc1 = orthogonal(nn.Linear(input_size, width), gain=math.sqrt(2))
+        self.fc2 = orthogonal(nn.Linear(width, 1))
 
     def forward(self, x: Float[Tensor, "N H"]) -> Float[Tensor, " N"]:
         """Return the values of `[N,H]`."""
@@ -77,10 +77,10 @@ class Bilinear(nn.Module):
 class BilinearActor(nn.Module):
     """One linear layer, then logits from action embeddings."""
 
-    def __init__(self, input_size: int, actions: Sequence[str]) -> None:
+    def __init__(self, input_size: int, actions: Sequence[str], width: int = 512) -> None:
         super().__init__()
-        self.fc1 = orthogonal(nn.Linear(input_size, 512))
-        self.scores = Bilinear(512, EMBEDDING_SIZE)
+        self.fc1 = orthogonal(nn.Linear(input_size, width))
+        self.scores = Bilinear(width, EMBEDDING_SIZE)
         self.embeddings = ActionEmbeddings(actions)
 
     def forward(self, x: Float[Tensor, "N H"]) -> Float[Tensor, "N actions"]:
@@ -91,10 +91,10 @@ class BilinearActor(nn.Module):
 class LinearActor(nn.Module):
     """Logits from one hidden layer; small at first, so that all actions are tried."""
 
-    def __init__(self, input_size: int, num_logits: int) -> None:
+    def __init__(self, input_size: int, num_logits: int, width: int = 512) -> None:
         super().__init__()
-        self.fc1 = orthogonal(nn.Linear(input_size, 512), gain=math.sqrt(2))
-        self.fc2 = orthogonal(nn.Linear(512, num_logits), gain=0.01)
+        self.fc1 = orthogonal(nn.Linear(input_size, width), gain=math.sqrt(2))
+        self.fc2 = orthogonal(nn.Linear(width, num_logits), gain=0.01)
 
     def forward(self, x: Float[Tensor, "N H"]) -> Float[Tensor, "N logits"]:
         """Return the logits of `[N,H]`."""
@@ -104,9 +104,9 @@ class LinearActor(nn.Module):
 class GaussianActor(nn.Module):
     """Means, and log standard deviations that do not depend on the input (std 1 at first)."""
 
-    def __init__(self, input_size: int, count: int) -> None:
+    def __init__(self, input_size: int, count: int, width: int = 512) -> None:
         super().__init__()
-        self.mean = LinearActor(input_size, count)
+        self.mean = LinearActor(input_size, count, width)
         self.log_std = nn.Parameter(torch.zeros(count))
 
     def forward(self, x: Float[Tensor, "N H"]) -> Float[Tensor, "N logits"]:

@@ -33,13 +33,13 @@ def make_encoder(spec: WorldSpec, size: int) -> nn.Module:
     return encoder_of(spec.observation_space, size)
 
 
-def make_actor(spec: WorldSpec, input_size: int) -> nn.Module:
+def make_actor(spec: WorldSpec, input_size: int, width: int = 512) -> nn.Module:
     """Build an actor that gives the logits of a world's action space."""
     if isinstance(spec.action, spaces.Box):
-        return GaussianActor(input_size, spec.action.shape[0])
+        return GaussianActor(input_size, spec.action.shape[0], width)
     if isinstance(spec.action, spaces.MultiDiscrete):
-        return LinearActor(input_size, int(spec.action.nvec.sum()))
-    return BilinearActor(input_size, spec.action_names)
+        return LinearActor(input_size, int(spec.action.nvec.sum()), width)
+    return BilinearActor(input_size, spec.action_names, width)
 
 
 def require_tokens(policy: str, spec: WorldSpec) -> None:
