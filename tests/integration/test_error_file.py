@@ -111,7 +111,7 @@ def test_an_environment_that_cannot_be_made_leaves_its_traceback_alone(tmp_path,
         assert f'failing_env.py", line {LINE}, in fail' in traceback
     if key == "world.wrappers" and not workers:
         with pytest.raises(holdfast.HoldfastError, match=r"step\(\) failed"):
-            holdfast.train(overrides={**keys, key: f"{value}(fail=False)"})
+            holdfast.train(config={**keys, key: f"{value}(fail=False)"})
         assert (tmp_path / "runs/x/config.json").exists()
         assert "cannot be wrapped" not in (tmp_path / "runs/x/error.txt").read_text()
 

@@ -57,6 +57,20 @@ def test_before_the_first_rollout_nothing_changes():
 
 
 @pytest.mark.parametrize(
+    ("shape", "is_normalized"), [((128,), True), ((84, 84), False), ((84, 84, 3), False)], ids=["RAM", "grey", "RGB"]
+)
+def test_bytes_in_a_vector_are_numbers_and_in_an_image_pixels(shape, is_normalized):
+    space = spaces.Box(0, 255, shape, np.uint8)
+    normalizer, obs = ObsNormalizer(space), torch.randint(0, 255, (5, *shape), dtype=torch.uint8)
+    normalizer.update(obs, torch.ones(5, dtype=torch.bool))
+    result = normalizer(obs)
+    assert (result.dtype == torch.float32) == is_normalized
+    assert not is_normalized or result.mean().abs() < 1e-5
+    spec = WorldSpec(shape, ("a", "b"), observation=space)
+    assert np.isfinite(normalized_spec(spec).observation_space.low).all() == (not is_normalized)
+
+
+@pytest.mark.parametrize(
     ("name", "value"),
     [
         ("mean", float("nan")),

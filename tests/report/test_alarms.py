@@ -57,13 +57,13 @@ def stuck(**metrics):
     return lambda iteration: {"charts/episodic_return": -500.0, **metrics}
 
 
-OFF = {"policy.normalize_obs": False, "policy.normalize_value": False}
-VALUES_OFF = {"policy.normalize_obs": True, "policy.normalize_value": False}
-ON = {"policy.normalize_obs": True, "policy.normalize_value": True}
+OFF = {"policy.normalize_obs": False, "trainer.normalize_reward": False}
+VALUES_OFF = {"policy.normalize_obs": True, "trainer.normalize_reward": False}
+ON = {"policy.normalize_obs": True, "trainer.normalize_reward": True}
 FIXES = [
-    (OFF, "type policy.normalize_obs=true policy.normalize_value=true."),
+    (OFF, "type policy.normalize_obs=true trainer.normalize_reward=true."),
     # On Acrobot the memory saturates because of the values, whether observations are normalized or not.
-    (VALUES_OFF, "type policy.normalize_value=true."),
+    (VALUES_OFF, "type trainer.normalize_reward=true."),
     (ON, "type trainer.optimizer.learning_rate=0.00"),
 ]
 
@@ -119,7 +119,7 @@ def test_a_return_that_does_not_rise_is_named_at_half_of_the_run():
     raised = alarms_of(stuck(**{"losses/explained_variance": 0.001}), **OFF)
     assert raised["return"][0] == ITERATIONS // 2
     assert "-500 in the first iterations, -500 at iteration 50 of 100" in raised["return"][1]
-    assert "policy.normalize_obs=true policy.normalize_value=true" in raised["return"][1]
+    assert "policy.normalize_obs=true trainer.normalize_reward=true" in raised["return"][1]
     assert "values explain 0 % of the variance of returns, since iteration 1:" in raised["values"][1]
     assert "return" in alarms_of(lambda iteration: {"charts/episodic_return": -float(iteration)})
     # The best possible from the start.
@@ -151,14 +151,14 @@ def test_a_resumed_run_knows_the_iterations_before(tmp_path, capsys, monkeypatch
     keys = SMALL | {"schedule": "none", "runs_dir": str(tmp_path), "run": "x"}
     folder = holdfast.train("recall", {**keys, "trainer.total_timesteps": 96}).folder
     assert "ALARM" not in capsys.readouterr().out
-    holdfast.train(resume=folder, overrides={"trainer.total_timesteps": 192})
+    holdfast.train(resume=folder, config={"trainer.total_timesteps": 192})
     assert "is saturated, since iteration 1;" in capsys.readouterr().out
 
 
 ACROBOT = {
     "world": "gym:Acrobot-v1",
     "policy.normalize_obs": False,
-    "policy.normalize_value": False,
+    "trainer.normalize_reward": False,
     "trainer.eval_episodes": 1,
     "trainer.eval_max_steps": 1,
     "trainer.check": "off",

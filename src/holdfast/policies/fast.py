@@ -10,7 +10,6 @@ from holdfast.types import Float, Tensor
 from holdfast.worlds.obs import Obs
 from holdfast.worlds.step import WorldSpec
 
-
 TOKEN_WIDTHS = (128, 512, 1024)
 """Units of the encoder, the actor and the critic for tokens."""
 WIDTHS = (64, 64, 64)

@@ -11,14 +11,13 @@ from tensordict import TensorDict
 from torch import distributed, nn
 
 from holdfast.errors import ContractError
-from holdfast.types import Bool, Float, Tensor
+from holdfast.types import Bool, Float, Shaped, Tensor
 from holdfast.worlds.obs import Obs, subspaces
 from holdfast.worlds.step import WorldSpec
 
 CLIP = 10.0
 """Normalized numbers are clipped to this many standard deviations."""
 EPS = 1e-8
-IMAGE_DIMS = 3
 Path = tuple[str, ...]
 
 
@@ -48,7 +47,7 @@ class RunningStats(nn.Module):
         return (self.var + EPS).sqrt()
 
     @torch.no_grad()
-    def update(self, x: Float[Tensor, "*batch"], valid: Bool[Tensor, "..."]) -> None:
+    def update(self, x: Shaped[Tensor, "*batch"], valid: Bool[Tensor, "..."]) -> None:
         """Add the valid entries of a batch, of all processes (Chan et al. 1983)."""
         rows = x[valid].double()
         count = all_reduce_sum(rows.new_tensor(float(len(rows))))
@@ -62,8 +61,9 @@ class RunningStats(nn.Module):
         self.mean.add_(share * shift)
         self.count.copy_(total)
 
-    def normalize(self, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        """Return (x - mean) / std, clipped."""
+    def normalize(self, x: Shaped[Tensor, "..."]) -> Float[Tensor, "..."]:
+        """Return (x - mean) / std, clipped; of integers in float32."""
+        x = x if x.is_floating_point() else x.float()
         return ((x - self.mean.to(x.dtype)) / self.std.to(x.dtype)).clamp(-CLIP, CLIP)
 
     def denormalize(self, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
@@ -81,7 +81,7 @@ def _require_statistics(stats: nn.Module, _: Any) -> None:
 
 
 class ObsNormalizer(nn.Module):
-    """Normalizes the numeric leaves of observations: floats with fewer than three axes. All others are left alone."""
+    """Normalizes the numeric leaves of observations: vectors, and floats with two axes. All others are left alone."""
 
     def __init__(self, space: spaces.Space[Any]) -> None:
         super().__init__()
@@ -111,10 +111,10 @@ class ObsNormalizer(nn.Module):
 
 
 def _numeric_leaves(space: spaces.Space[Any], path: Path = ()) -> Iterator[tuple[Path, spaces.Box]]:
-    """Yield the paths and spaces of the leaves to normalize."""
+    """Yield the paths and spaces of the leaves to normalize: integers with two axes are a grey image."""
     for key, part in subspaces(space).items():
         yield from _numeric_leaves(part, (*path, key))
-    if isinstance(space, spaces.Box) and np.dtype(space.dtype).kind == "f" and len(space.shape) < IMAGE_DIMS:
+    if isinstance(space, spaces.Box) and len(space.shape) < (3 if np.dtype(space.dtype).kind == "f" else 2):
         yield path, space
 
 
@@ -131,4 +131,4 @@ def _without_bounds(space: spaces.Space[Any]) -> spaces.Space[Any]:
     if isinstance(space, spaces.Tuple):
         return spaces.Tuple([_without_bounds(part) for part in space.spaces])
     leaf = dict(_numeric_leaves(space)).get(())
-    return space if leaf is None else spaces.Box(-np.inf, np.inf, leaf.shape, np.dtype(leaf.dtype).type)
+    return space if leaf is None else spaces.Box(-np.inf, np.inf, leaf.shape, np.float32)

@@ -30,9 +30,16 @@ WINDOW = 5
 """Returns in a mean."""
 RISE = 0.05
 """Least relative change of a return that has moved."""
-NORMALIZATION = ("normalize_obs", "normalize_value")
+REWARD = "trainer.normalize_reward=true"
 STEPS_WITHOUT_END = 5000
 """Steps of each agent in which an episode must have ended."""
+
+
+def missing_normalization(config: Config, *, has_tokens: bool) -> list[str]:
+    """Return what to type for the normalization that is off; tokens are not normalized."""
+    is_scaled = config.policy.normalize_value or config.trainer.normalize_reward
+    obs = [] if has_tokens or config.policy.normalize_obs else ["policy.normalize_obs=true"]
+    return obs + ([] if is_scaled else [REWARD])
 
 
 class LearningAlarms:
@@ -43,6 +50,7 @@ class LearningAlarms:
 
     def __init__(self, config: Config, spec: WorldSpec) -> None:
         self._config, self._best = config, spec.best_return
+        self._normalization = missing_normalization(config, has_tokens=bool(spec.features))
         self._box_size = spec.action.shape[0] if isinstance(spec.action, spaces.Box) else 0
         self._since: dict[str, int] = {}
         self._first: list[float] = []
@@ -64,7 +72,7 @@ class LearningAlarms:
 
     def _memory_and_values(self, metrics: Metrics, iteration: int) -> Iterator[tuple[str, str]]:
         rate = self._config.trainer.optimizer.learning_rate
-        fix = self._missing_normalization() or f"trainer.optimizer.learning_rate={rate / 4:g}"
+        fix = " ".join(self._normalization) or f"trainer.optimizer.learning_rate={rate / 4:g}"
         saturation, loss = metrics.get("memory/saturation"), metrics.get("losses/value_loss")
         has_risen = self._has_risen(unknown=False)
         since = self._streak("saturation", None if saturation is None else saturation > SATURATION, iteration)
@@ -118,15 +126,15 @@ class LearningAlarms:
         if iteration < max(LEAST_ITERATIONS, SHARE * config.iterations) or self._has_risen(unknown=True):
             return
         first, now = fmean(self._first), fmean(self._recent)
-        fix = self._missing_normalization() or f"trainer.ppo.ent_coef={max(0.01, 2 * config.trainer.ppo.ent_coef):g}"
+        entropy = f"trainer.ppo.ent_coef={max(0.01, 2 * config.trainer.ppo.ent_coef):g}"
         yield (
             "return",
             f"the return does not rise: {short_number(first, 3)} in the first iterations, {short_number(now, 3)} at "
-            f"iteration {iteration:,} of {config.iterations:,}. Type {fix}, or give it more steps "
-            "(trainer.total_timesteps).",
+            f"iteration {iteration:,} of {config.iterations:,}. Type {' '.join(self._normalization) or entropy}, or "
+            "give it more steps (trainer.total_timesteps).",
         )
         if since and explained is not None:
-            fix = "" if config.policy.normalize_value else "policy.normalize_value=true, or "
+            fix = f"{REWARD}, or " if REWARD in self._normalization else ""
             yield (
                 "values",
                 f"values explain {100 * max(0.0, explained):.0f} % of the variance of returns, since iteration "
@@ -150,8 +158,3 @@ class LearningAlarms:
         if self._best is not None and now >= self._best - RISE * abs(self._best):
             return True
         return now - first > RISE * max(abs(first), abs(now), 1e-6)
-
-    def _missing_normalization(self) -> str:
-        """Return the keys that switch on the normalization that is off, or ""."""
-        policy = self._config.policy
-        return " ".join(f"policy.{name}=true" for name in NORMALIZATION if not getattr(policy, name))

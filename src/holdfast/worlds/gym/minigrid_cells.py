@@ -5,7 +5,9 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from minigrid.core.constants import COLOR_TO_IDX, OBJECT_TO_IDX
+
+COUNTS = [11, 6, 4]
+"""Objects, colors and states of a cell: a door's state, or the agent's direction."""
 
 
 class MiniGridCells(gymnasium.ObservationWrapper[Any, Any, Any]):
@@ -16,9 +18,10 @@ class MiniGridCells(gymnasium.ObservationWrapper[Any, Any, Any]):
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)
-        rows, columns, _ = env.observation_space["image"].shape
-        # The state of a door is 0 to 2; that of the agent's own cell, its direction, 0 to 3.
-        self.observation_space = spaces.MultiDiscrete([len(OBJECT_TO_IDX), len(COLOR_TO_IDX), 4] * (rows * columns))
+        if not isinstance(env.observation_space, spaces.Dict):
+            raise ValueError(f"MiniGridCells reads observations of MiniGrid, not {env.observation_space}")
+        cells = spaces.flatdim(env.observation_space["image"]) // len(COUNTS)
+        self.observation_space = spaces.MultiDiscrete(COUNTS * cells)
 
     def observation(self, observation: dict[str, Any]) -> np.ndarray:
         """Return the cells row by row."""
