@@ -294,7 +294,8 @@ class Learner:
         if ppo.advantage == "vtrace":
             targets = self._vtrace_targets(rows, config)
         targets = normalize_advantages(targets, rows, ppo, weights)
-        self.policy.zero_grad(set_to_none=True)
+        for optimizer in self.optimizers.values():
+            optimizer.zero_grad()
         loss, metrics, values, log_ratio = self._backward(rows, targets, config, teacher_outputs, monitor)
         if monitor is not None:
             monitor.on_gradients(self.policy)

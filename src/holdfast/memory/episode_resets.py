@@ -3,7 +3,8 @@
 The cells apply the mask: reset first, then read (`cell(x, state, clear)`).
 """
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import torch
 from tensordict import TensorDictBase
@@ -14,7 +15,7 @@ from holdfast.types import Bool, Tensor
 ClearOn = Literal["episode", "trial", "never"]
 
 
-def reset_mask(td: TensorDictBase, clear_on: ClearOn) -> Bool[Tensor, "..."]:
+def reset_mask(td: TensorDictBase | Mapping[str, Any], clear_on: ClearOn) -> Bool[Tensor, "..."]:
     """Return where memory is cleared before it reads.
 
     That is `first`, or without it `dones | truncateds`, or either of them alone: in worlds that

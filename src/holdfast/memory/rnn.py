@@ -17,7 +17,7 @@ from torch import nn
 
 from holdfast.errors import ContractError
 from holdfast.memory import kernels, reference
-from holdfast.memory.cell import Cell, CellOutput, Inputs, Mask, cast_like, require_fit, select_rows, stack_and_detach
+from holdfast.memory.cell import Cell, CellOutput, Inputs, Mask, cast_like, require_fit, stack_and_detach
 from holdfast.types import Bool, Float, Int, Tensor
 
 Kernel = Literal["auto", "torch", "triton"]
@@ -65,20 +65,33 @@ class StackedRNN(Cell):
         """Process one step `[B,D]` or one segment `[B,T,D]`."""
         require_fit(self, x, state, clear)
         device = x.device.type
-        autocast = torch.is_autocast_enabled(device)
-        dtype = torch.get_autocast_dtype(device) if autocast else self.layer(0)[0].dtype
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else self._gate_bias.dtype
         if self._has_kernel(x.device, dtype):
             return self._forward_kernel(x, state, clear, valid, dtype)
-        first = clear if x.dim() == 2 else clear[:, 0]
-        entry = select_rows(first, self.initial(len(x)), state)
+        first_B11 = (clear if x.dim() == 2 else clear[:, 0])[:, None, None]
+        # torch.where, because 0 x NaN is NaN.
+        entry = [torch.where(first_B11, 0.0, state[leaf]) for leaf in self.state_keys]
         if x.dim() == 2:
             y_B1H, after = self._forward_dense(x[:, None], entry)
-            if valid is None:
-                return y_B1H[:, 0], after
-            return torch.where(valid[:, None], y_B1H[:, 0], 0.0), select_rows(valid, after, entry.detach())
-        if not clear[:, 1:].any() and (valid is None or valid.all()):
-            return self._forward_dense(x, entry)
-        return self._forward_packed(x, entry, clear, torch.ones_like(clear) if valid is None else valid)
+            y = y_B1H[:, 0]
+            if valid is not None:
+                pairs, valid_B11 = zip(after, entry, strict=True), valid[:, None, None]
+                y, after = torch.where(valid[:, None], y, 0.0), [torch.where(valid_B11, *pair) for pair in pairs]
+        elif not clear[:, 1:].any() and (valid is None or valid.all()):
+            y, after = self._forward_dense(x, entry)
+        else:
+            valid_BT = torch.ones_like(clear) if valid is None else valid
+            packed = self._forward_packed(x, entry, clear, valid_BT)
+            if packed is None:
+                return self.reference_forward(x, state, clear, valid)
+            y, after = packed
+        return y, self._to_state(after, entry)
+
+    def _to_state(self, leaves: Sequence[Tensor], before: Sequence[Tensor]) -> TensorDict:
+        """Return the leaves as a state, detached, in the dtypes of those before: autocast computes in others."""
+        pairs = zip(self.state_keys, leaves, before, strict=True)
+        state = {key: leaf.detach().to(old.dtype) for key, leaf, old in pairs}
+        return TensorDict(state, batch_size=[len(leaves[0])])
 
     def reference_forward(self, x: Inputs, state: TensorDict, clear: Mask, valid: Mask | None = None) -> CellOutput:
         """Process a segment step by step."""
@@ -130,34 +143,35 @@ class StackedRNN(Cell):
         after = cast_like(stack_and_detach(self.state_keys, layers), state)
         return y_BTH[:, 0] if x.dim() == 2 else y_BTH, after
 
-    def _forward_dense(self, x_BTD: Tensor, entry: TensorDict) -> tuple[Tensor, TensorDict]:
-        before = [entry[leaf].transpose(0, 1).contiguous() for leaf in self.state_keys]
-        weights = [weight for number in range(self.num_layers) for weight in self.layer(number)]
+    def _forward_dense(self, x_BTD: Tensor, entry: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        before = [leaf.transpose(0, 1).contiguous() for leaf in entry]
+        weights = [weight for layer in self.rnn.all_weights for weight in layer]
         # torch.gru takes one tensor where torch.lstm takes a list of two.
         hx = before if before[1:] else before[0]
         y_TBH, *after = self.torch_kernel(
             x_BTD.transpose(0, 1), hx, weights, True, self.num_layers, 0.0, self.training, False, False
         )
-        state = stack_and_detach(self.state_keys, zip(*after, strict=True))
-        return y_TBH.transpose(0, 1), cast_like(state, entry)
+        return y_TBH.transpose(0, 1), [leaf_LBH.transpose(0, 1) for leaf_LBH in after]
 
-    def _forward_packed(self, x_BTD: Tensor, entry: TensorDict, clear_BT: Tensor, valid_BT: Tensor) -> CellOutput:
+    def _forward_packed(
+        self, x_BTD: Tensor, entry: Sequence[Tensor], clear_BT: Tensor, valid_BT: Tensor
+    ) -> tuple[Tensor, list[Tensor]] | None:
+        """Run packed segments; None if a state is not finite: 0 x NaN is NaN, so a closed gate would let it through."""
         plan = plan_packing(clear_BT, valid_BT, x_BTD.dtype)
         flags_SBF, layers = plan.flags_SB3[..., : self.num_flags], []
         y_SBH = x_SBD = plan.pack(x_BTD, flags_SBF)
         for number in range(self.num_layers):
             if number:
                 x_SBD = torch.cat([y_SBH, flags_SBF], dim=-1)
-            before = [entry[leaf][:, number] for leaf in self.state_keys]
-            y_SBH, *after = self._layer_packed(number, x_SBD, before, plan)
+            y_SBH, *after = self._layer_packed(number, x_SBD, [leaf[:, number] for leaf in entry], plan)
             layers.append(after)
-        state = stack_and_detach(self.state_keys, layers)
-        if not torch.isfinite(state[self.state_keys[-1]]).all():
-            # A NaN survives a closed gate (0 x NaN is NaN), but must not survive its episode.
-            return self.reference_forward(x_BTD, entry, clear_BT, valid_BT)
-        if y_SBH.dtype != entry[self.state_keys[0]].dtype:
+        state = [torch.stack(leaf, dim=1) for leaf in zip(*layers, strict=True)]
+        if not torch.isfinite(state[-1]).all():
+            return None
+        if y_SBH.dtype != entry[0].dtype:
             # Autocast rounded the entry state; rows without a valid step must return it unchanged.
-            state = cast_like(select_rows(plan.empty_B, entry.detach(), state), entry)
+            empty_B11, pairs = plan.empty_B[:, None, None], zip(entry, state, strict=True)
+            state = [torch.where(empty_B11, old, new.to(old.dtype)) for old, new in pairs]
         return plan.unpack(y_SBH), state
 
 

@@ -92,7 +92,7 @@ class StateStore:
                 f"There is no slice of {length} agents at agent {start}; {self._describe_slices()}. "
                 "Allocate it first, or reset the memory before using another size."
             )
-        return self._tree[start : start + length]
+        return self._tree if length == len(self._tree) else self._tree[start : start + length]
 
     def read(self, start: int, length: int) -> TensorDict:
         """Return the states of a slice."""
@@ -111,11 +111,12 @@ class StateStore:
         """Copy `state`, detached, into a slice."""
         if self._entry is not None:
             return
-        view = self.view(start, len(state))
-        for key, leaf in view.items():
-            _require_same(f"Memory {key!r} of the slice at agent {start}", state[key], leaf)
+        leaves = [(key, state[key], leaf) for key, leaf in self.view(start, len(state)).items()]
+        for key, new, leaf in leaves:
+            _require_same(f"Memory {key!r} of the slice at agent {start}", new, leaf)
         with torch.no_grad():
-            view.update_(state.detach())
+            for _, new, leaf in leaves:
+                leaf.copy_(new)
 
     def reset(self) -> None:
         """Reset all states; allocated slices stay, others are dropped."""

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import reduce
+from operator import and_, or_
 from typing import Any, cast
 
 import torch
@@ -14,7 +16,7 @@ from holdfast.state_tree import get_tensor_like
 from holdfast.types import Bool, Float, Int, Tensor
 from holdfast.worlds import Step
 from holdfast.worlds.obs import tensors_of
-from holdfast.worlds.step import ALL
+from holdfast.worlds.step import ALL, array_module, as_array
 
 CELL_ARGUMENTS = ("x", "state", "clear", "valid")
 """Arguments of a cell's call, by position or by name."""
@@ -118,8 +120,8 @@ class ResetAudit:
         self._expected, self._has_acted = ~no_agents, no_agents.clone()
         # Of the last step, which is compared when the next one comes or the rollout ends: resets due, valid agents,
         # resets made.
-        self._pending: Tensor | None = None
-        self._valid, self._cleared = no_agents, dict[Cell, Tensor]()
+        self._pending: Any = None
+        self._valid, self._cleared = as_array(no_agents), dict[Cell, Any]()
         self._rows: slice | Tensor = ALL
         # Resets that were due and made, due and not made, made and not due.
         self._counts = torch.zeros(3, dtype=torch.long, device=device)
@@ -136,18 +138,20 @@ class ResetAudit:
         if not self._memories:
             return
         self._close()
-        self._rows = rows
-        ended, has_acted = step.terminated | step.truncated, self._has_acted[rows]
-        expected, starts = self._expected[rows] | ended, step.first | step.valid
+        self._rows = rows = as_array(rows) if isinstance(rows, Tensor) else rows
+        terminated, truncated, first, valid = map(as_array, (step.terminated, step.truncated, step.first, step.valid))
+        all_expected, all_acted = as_array(self._expected), as_array(self._has_acted)
+        ended, has_acted = terminated | truncated, all_acted[rows]
+        expected, starts = all_expected[rows] | ended, first | valid
         # An agent that acts without `first` needs the reset now. `first` may repeat before the agent acts.
-        due = (expected & starts) | (step.first & ~has_acted)
-        self._expected[rows] = expected & ~starts
-        self._has_acted[rows] = (has_acted & ~step.first & ~ended) | step.valid
+        due = (expected & starts) | (first & ~has_acted)
+        all_expected[rows] = expected & ~starts
+        all_acted[rows] = (has_acted & ~first & ~ended) | valid
         if self._policy.clear_on == "trial":
-            due = due | step.trial
-        # Cloned: a world may write its next step into the same tensors.
-        self._pending = torch.zeros_like(due) if self._policy.clear_on == "never" else due
-        self._valid = step.valid.clone()
+            due = due | as_array(step.trial)
+        # Copied: a world may write its next step into the same tensors.
+        self._pending = due & (self._policy.clear_on != "never")
+        self._valid = valid & True
 
     def pop_metrics(self) -> dict[str, int]:
         """Return the counts since the last call; empty without memory.
@@ -186,7 +190,7 @@ class ResetAudit:
     def _on_input(self, cell: Cell, call: CellInputs) -> None:
         if not self._policy.store.is_live:
             return
-        clear = call["clear"]
+        clear = as_array(call["clear"])
         if clear.shape != self._valid.shape:
             raise ContractError(
                 f"Resets are counted step by step, for all {len(self._valid)} agents at once; a memory was "
@@ -194,17 +198,19 @@ class ResetAudit:
             )
         for memory in self._cells[cell]:
             before = self._cleared.get(memory)
-            self._cleared[memory] = clear.clone() if before is None else before | clear
+            # Copied: a world may write its next step into the same tensors.
+            self._cleared[memory] = clear & True if before is None else before | clear
 
     def _close(self) -> None:
         """Compare the resets due in the last step with those made: by now every cell was called."""
         if self._pending is None:
             return
-        no_agents = torch.zeros_like(self._pending)
-        cleared = torch.stack([self._cleared.get(memory, no_agents) for memory in self._memories])
-        due, all_cells, any_cell = self._pending, cleared.all(0), cleared.any(0)
-        self._counts += torch.stack([due & all_cells, due & ~all_cells, any_cell & ~due]).sum(1)
-        self.age[self._rows] = torch.where(all_cells, 0, self.age[self._rows]) + self._valid
+        due, no_agents = self._pending, self._pending & False
+        cleared = [self._cleared.get(memory, no_agents) for memory in self._memories]
+        all_cells, any_cell = reduce(and_, cleared), reduce(or_, cleared)
+        counts, age = as_array(self._counts), as_array(self.age)
+        counts += array_module(self.age).stack([due & all_cells, due & ~all_cells, any_cell & ~due]).sum(1)
+        age[self._rows] = age[self._rows] * ~all_cells + self._valid
         self._pending, self._cleared = None, {}
 
 

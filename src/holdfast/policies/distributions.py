@@ -89,14 +89,14 @@ class ActionDistribution(ABC):
     def greedy(self, params: Params) -> AnyAction:
         """Return the mode."""
 
-    def draws_for(self, seed: int, agent: Int[Tensor, " A"], clock: int | Int[Tensor, " A"]) -> Float[Tensor, "A ..."]:
-        """Draw the uniform numbers of one step; `clock` may differ by agent, k numbers use up k counts."""
+    def draws_for(self, seed: int, agent: Int[Tensor, "..."], clock: int | Int[Tensor, "..."]) -> Float[Tensor, "..."]:
+        """Draw the uniform numbers of steps, given by agent and clock, which broadcast; k numbers use up k counts."""
         if not self.shape:
             return rng.uniform(seed, rng.STREAM_ACTION, agent, clock)
-        clock = clock if isinstance(clock, int) else clock[:, None]
+        clock = clock if isinstance(clock, int) else clock[..., None]
         (draws,) = self.shape
         count = draws * clock + torch.arange(draws, device=agent.device)
-        return rng.uniform(seed, rng.STREAM_ACTION, agent[:, None], count)
+        return rng.uniform(seed, rng.STREAM_ACTION, agent[..., None], count)
 
     def no_draws(self, rows: int, device: torch.device) -> Float[Tensor, "rows *shape"]:
         """Return zeros in place of uniform numbers, for calls whose samples are not used."""

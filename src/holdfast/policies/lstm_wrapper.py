@@ -1,5 +1,6 @@
 """LSTMWrapper: the memory of hand-written policies."""
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
@@ -19,14 +20,15 @@ from holdfast.worlds.obs import Obs, empty_obs
 from holdfast.worlds.step import WorldSpec
 
 
-def slice_start(td: TensorDictBase) -> int:
+def slice_start(td: TensorDictBase | Mapping[str, Any]) -> int:
     """Return the first agent of the slice a call is about."""
     if "training_env_id_start" not in td:
         raise ContractError(
             "The TensorDict has no training_env_id_start, so the agents whose memory to use are unknown. "
             'Set td["training_env_id_start"] to the first agent of the slice (0 if there is one).'
         )
-    return int(torch.as_tensor(td["training_env_id_start"]).flatten()[0])
+    start = td["training_env_id_start"]
+    return start if isinstance(start, int) else int(torch.as_tensor(start).flatten()[0])
 
 
 def require_rows_and_steps(td: TensorDictBase, B: int, T: int) -> None:

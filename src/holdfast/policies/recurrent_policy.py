@@ -50,6 +50,8 @@ class PolicyOutput(NamedTuple):
     values: Float[Tensor, "*batch"]
 
 
+PolicyBatch = TensorDictBase | dict[str, Any]
+"""What `forward` reads, and writes its outputs into."""
 PolicyStep = tuple[PolicyOutput, TensorDict]
 """Outputs, and the state after them."""
 
@@ -102,41 +104,61 @@ class FunctionalPolicy(LSTMWrapper, ABC):
 
     @final
     def forward(
-        self, td: TensorDictBase, state: TensorDict | None = None, action: Shaped[Tensor, "..."] | None = None
-    ) -> TensorDictBase:
+        self, td: PolicyBatch, state: TensorDict | None = None, action: Shaped[Tensor, "..."] | None = None
+    ) -> PolicyBatch:
         """Act (without `action`) or evaluate `action`, for a step `[B]` or segments `[B,T]`.
 
         Reads and writes the state store, whatever T; inside `replay(entry)`, or with `state`, it
         starts from there and writes nothing. A flat `[B*T]` batch has its shape in `bptt` and `batch`.
+        A dictionary of tensors `[B]` or `[B,T]` does as well as a TensorDict, and costs less.
         """
-        B, T = _rows_and_steps(td)
-        shape = (B,) if T == 1 and td.batch_dims == 1 else (B, T)
-        clear = reset_mask(td, self.clear_on).reshape(shape)
-        valid = td["valid"].bool().reshape(shape) if "valid" in td else None
-        obs: Obs = td["env_obs"]
-        obs = obs.reshape(*shape, *obs.shape[td.batch_dims :])
+        clear, valid, obs = reset_mask(td, self.clear_on), td.get("valid", None), td["env_obs"]
+        batch = clear.shape
+        if not isinstance(td, dict):
+            B, T = _rows_and_steps(td)
+            shape = (B,) if T == 1 and td.batch_dims == 1 else (B, T)
+            clear, valid = clear.reshape(shape), None if valid is None else valid.bool().reshape(shape)
+            obs = obs.reshape(*shape, *obs.shape[td.batch_dims :])
         with self.replay(state) if state is not None else nullcontext():
             start = 0 if self.store.is_replaying else slice_start(td)
-            output, state = self.unroll(obs, clear, self.store.read(start, B), valid)
-            self.store.write(start, state)
-        return self._write_output(td, output, action)
-
-    def _write_output(self, td: TensorDictBase, output: PolicyOutput, action: Tensor | None) -> TensorDictBase:
-        """Sample or evaluate actions, and write everything into the TensorDict."""
-        actions, shape = self.actions, td.batch_size
-        params = actions.parameters(output.logits.reshape(*shape, -1))
-        values = output.values.reshape(shape)
-        if action is None:
-            draws = td["draws"] if "draws" in td else torch.rand((*shape, *actions.shape), device=params.device)
-            td["actions"] = action = actions.sample(params, draws)
-        else:
-            action = action.reshape(*shape, *actions.shape)
-            td["entropy"] = actions.entropy(params)
-            td["value"] = values
-        td["act_log_prob"] = actions.log_prob(params, action)
-        td["values"] = values
-        td[actions.key] = params
+            output = self._unroll_stored(obs, clear, valid, start, batch)
+        draws = td["draws"] if action is None and "draws" in td else None
+        td.update(self._sample(output, draws) if action is None else self._evaluate(output, action))
         return td
+
+    def _unroll_stored(self, obs: Obs, clear: Mask, valid: Mask | None, start: int, shape: torch.Size) -> PolicyOutput:
+        """Unroll from the stored states of a slice, and store those after it; `shape` is the batch's."""
+        if valid is not None and valid.device.type == "cpu" and bool(valid.all()):
+            # Looking costs less than selecting.
+            valid = None
+        output, state = self.unroll(obs, clear, self.store.read(start, len(clear)), valid)
+        self.store.write(start, state)
+        return PolicyOutput(output.logits.reshape(*shape, -1), output.values.reshape(shape))
+
+    def _sample(self, output: PolicyOutput, draws: Tensor | None) -> dict[str, Tensor]:
+        """Sample actions, from uniform numbers where they are given."""
+        actions, params = self.actions, self.actions.parameters(output.logits)
+        if draws is None:
+            draws = torch.rand((*output.values.shape, *actions.shape), device=params.device)
+        action = actions.sample(params, draws)
+        return {
+            "actions": action,
+            "act_log_prob": actions.log_prob(params, action),
+            "values": output.values,
+            actions.key: params,
+        }
+
+    def _evaluate(self, output: PolicyOutput, action: Tensor) -> dict[str, Tensor]:
+        """Evaluate actions."""
+        actions, params = self.actions, self.actions.parameters(output.logits)
+        action = action.reshape(*output.values.shape, *actions.shape)
+        return {
+            "entropy": actions.entropy(params),
+            "value": output.values,
+            "act_log_prob": actions.log_prob(params, action),
+            "values": output.values,
+            actions.key: params,
+        }
 
 
 class RecurrentPolicy(FunctionalPolicy, ABC):

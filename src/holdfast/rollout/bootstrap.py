@@ -28,14 +28,14 @@ def bootstrap_value(
         return policy(policy_td(leaves, draws=policy.actions.no_draws(len(first), first.device)))["values"]
 
 
-def truncation_values(policy: LSTMWrapper, spec: WorldSpec, step: Step) -> Float[Tensor, " A"]:
+def has_truncated(spec: WorldSpec, step: Step) -> bool:
+    """Whether an episode may have been truncated; on the CPU, where looking costs nothing, whether one was."""
+    return spec.truncates != "never" and (step.truncated.device.type != "cpu" or bool(step.truncated.any()))
+
+
+def truncation_values(policy: LSTMWrapper, step: Step) -> Float[Tensor, " A"]:
     """Values of the last observations of truncated episodes, from the states before the reset; else 0."""
-    if spec.truncates == "never":
-        return torch.zeros_like(step.reward)
     assert step.last_obs is not None, "a checked world that truncates gives the last observation"
-    if step.truncated.device.type == "cpu" and not bool(step.truncated.any()):
-        # Looking costs nothing on the CPU, and saves the call.
-        return torch.zeros_like(step.reward, dtype=next(policy.parameters()).dtype)
     no_start = torch.zeros_like(step.first)
     state = policy.store.read(0, len(no_start))
     values = bootstrap_value(policy, state, step.last_obs, no_start, no_start)

@@ -1,7 +1,9 @@
 """Collector: world x policy -> Segments."""
 
+import math
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -11,9 +13,10 @@ from tensordict import TensorDict
 from holdfast.errors import ContractError
 from holdfast.policies import LSTMWrapper
 from holdfast.policies.distributions import distribution_for, require_fit
-from holdfast.rollout.bootstrap import bootstrap_value, truncation_values
+from holdfast.policies.recurrent_policy import PolicyBatch
+from holdfast.rollout.bootstrap import bootstrap_value, has_truncated, truncation_values
 from holdfast.rollout.nan_checks import raise_non_finite_outputs
-from holdfast.rollout.segments import POLICY_INPUTS, BurnIn, Segments, policy_td, segment_end_values
+from holdfast.rollout.segments import POLICY_INPUTS, BurnIn, Segments, policy_batch, policy_td, segment_end_values
 from holdfast.rollout.statistics import EpisodeStatistics, Timer
 from holdfast.state_tree import get_field
 from holdfast.types import Bool, Float, Int, Tensor
@@ -25,9 +28,9 @@ from holdfast.worlds.step import ALL, AsyncWorld, PartialStep, Restarted, as_sli
 TAIL_KEYS = ("rewards", "dones", "truncateds", "values", "last_values")
 
 
-def step_to_td(step: Step, start: int, uniform: Tensor) -> TensorDict:
-    """Convert a world step to the TensorDict that a policy reads and the rollout buffer stores."""
-    leaves = {
+def step_leaves(step: Step) -> dict[str, Any]:
+    """Return a world step by the keys of the TensorDict that a policy reads and the rollout buffer stores."""
+    return {
         "env_obs": step.obs,
         "rewards": step.reward,
         "dones": step.terminated,
@@ -36,7 +39,11 @@ def step_to_td(step: Step, start: int, uniform: Tensor) -> TensorDict:
         "valid": step.valid,
         "trial": step.trial,
     }
-    return policy_td(leaves, start=start, draws=uniform)
+
+
+def step_to_td(step: Step, start: int, uniform: Tensor) -> TensorDict:
+    """Convert a world step to the TensorDict that a policy reads."""
+    return policy_td(step_leaves(step), start=start, draws=uniform)
 
 
 class AgentGroup(NamedTuple):
@@ -127,6 +134,9 @@ class Collector:
         self._agent = torch.arange(world.agents, device=self.next_step.reward.device)
         self._keys = [*policy.get_agent_experience_spec().keys(), "last_values"]
         self._steps: TensorDict | None = None
+        self._draws = torch.zeros(0)
+        dtype = next(policy.parameters()).dtype
+        self._no_values = torch.zeros(world.agents, dtype=dtype, device=self._agent.device)
         self.next_burn_in: BurnIn | None = None
         """The burn-in of the next rollout."""
         self.episodes = EpisodeStatistics(world.agents, world.spec.parts, self._agent.device)
@@ -138,6 +148,8 @@ class Collector:
         offsets = (0, (self.horizon - self.burn_in) % self.horizon) if self.burn_in else (0,)
         sizes = (self._agent, self.length, self.horizon)
         recorders = [EntryStateRecorder(self._state, *sizes, at) for at in offsets]
+        clock = torch.arange(self._clock, self._clock + self.length, device=self._agent.device)
+        self._draws = self.policy.actions.draws_for(self.seed, self._agent[:, None], clock)
         for group in self._groups():
             for recorder in recorders:
                 recorder.record(group.rows, group.t)
@@ -170,30 +182,26 @@ class Collector:
 
     def _env_step(self, group: AgentGroup) -> None:
         """Let the policy act for the agents of a group, store the transition, and step the world."""
-        rows, step, actions = group.rows, group.step, self.policy.actions
-        clock = self._clock + group.t
-        clock = clock if isinstance(clock, int) else clock.to(self._agent.device)
+        rows, t, step = group.rows, group.t, group.step
         if self._on_step is not None:
             self._on_step(step, rows)
-        with self.policy.store.subset(rows):
-            last_values = truncation_values(self.policy, self.world.spec, step)
+        with nullcontext() if group.agent_ids is None else self.policy.store.subset(rows):
+            last_values = self._last_values(step, rows)
             with self.timer.timing("forward"):
-                td = self.policy(step_to_td(step, 0, actions.draws_for(self.seed, self._agent[rows], clock)))
-        for key in (actions.key, "actions", "act_log_prob", "values"):
-            if key not in td:
-                raise ContractError(
-                    f"The policy's output has no {key}; a rollout needs it: set td[{key!r}] in forward."
-                )
-        require_fit(actions, td[actions.key].shape[-1], self._actions)
+                index = (rows, t) if isinstance(t, int) else (self._agent[rows], t.to(self._agent.device))
+                outputs = self._act(step, self._draws[index])
         self.episodes.on_action(step.valid, rows)
         if step.reward.device.type == "cpu":
             # Before the world acts on them. On a GPU the check would make the host wait until the rollout ends.
-            when = clock if isinstance(clock, int) else int(clock.max())
-            self._require_finite({key: td[key] for key in (actions.key, "values")}, step.valid, f"step {when}")
-        td["last_values"] = last_values
-        # Before the world steps: it may write its next step into the same tensors.
-        self._store(rows, group.t, td.select(*self._keys))
-        env_actions = self.policy.env_actions(td["actions"])
+            named = {key: outputs[key] for key in (self.policy.actions.key, "values")}
+            if not math.isfinite(sum(float(output.sum()) for output in named.values())):
+                # The sum of an invalid agent's outputs may be anything, and large ones may overflow.
+                when = self._clock + (t if isinstance(t, int) else int(t.max()))
+                self._require_finite(named, step.valid, f"step {when}")
+        with self.timer.timing("copy"):
+            # Before the world steps: it may write its next step into the same tensors.
+            self._store(index, {**dict(outputs.items()), "last_values": last_values})
+        env_actions = self.policy.env_actions(outputs["actions"])
         with self.timer.timing("world"):
             if group.agent_ids is not None:
                 cast("AsyncWorld", self.world).send(group.agent_ids, env_actions)
@@ -201,18 +209,42 @@ class Collector:
             self.next_step = self.world.step(env_actions)
         self.episodes.on_step(self.next_step)
 
-    def _store(self, rows: slice | Tensor, t: int | Tensor, transition: TensorDict) -> None:
+    def _act(self, step: Step, draws: Float[Tensor, "N ..."]) -> PolicyBatch:
+        """Let the policy act."""
+        outputs = self.policy(policy_batch(self.policy, step_leaves(step), start=0, draws=draws))
+        for key in (self.policy.actions.key, "actions", "act_log_prob", "values"):
+            if key not in outputs:
+                raise ContractError(
+                    f"The policy's output has no {key}; a rollout needs it: set td[{key!r}] in forward."
+                )
+        return outputs
+
+    def _last_values(self, step: Step, rows: slice | Tensor = ALL) -> Float[Tensor, " N"]:
+        """Values of the last observations of truncated episodes; else 0."""
+        if has_truncated(self.world.spec, step):
+            return truncation_values(self.policy, step)
+        return self._no_values[rows]
+
+    def _store(self, index: tuple[slice | Tensor, int | Tensor], transition: Mapping[str, Any]) -> None:
         """Write a transition into the rollout buffer."""
         if self._steps is None:
             # Here, because the dtypes are those of the policy's outputs.
+            require_fit(self.policy.actions, transition[self.policy.actions.key].shape[-1], self._actions)
+            first = TensorDict({key: transition[key] for key in self._keys}, batch_size=transition["valid"].shape)
             size = (self.world.agents, self.length)
             self._steps = cast(
-                "TensorDict", transition.apply(lambda leaf: leaf.new_zeros(*size, *leaf.shape[1:]), batch_size=size)
+                "TensorDict", first.apply(lambda leaf: leaf.new_zeros(*size, *leaf.shape[1:]), batch_size=size)
             )
-        with self.timer.timing("copy"):
-            if isinstance(rows, slice) and not isinstance(t, int):
-                rows = self._agent[rows]
-            self._steps[rows, t] = transition
+        (rows, t), columns, leaves = index, [], []
+        for key, buffer in self._steps.items():
+            if isinstance(buffer, Tensor) and isinstance(rows, slice) and isinstance(t, int):
+                columns.append(buffer.select(1, t)[rows])
+                leaves.append(transition[str(key)])
+            else:
+                buffer[index] = transition[str(key)]
+        if columns:
+            # All of them in one call.
+            torch._foreach_copy_(columns, leaves)  # pyright: ignore[reportPrivateImportUsage]
 
     def _state(self) -> TensorDict:
         return self.policy.store.read(0, self.world.agents)
@@ -235,7 +267,7 @@ class Collector:
                 "dones": step.terminated,
                 "truncateds": step.truncated,
                 "values": torch.where(step.valid, values, _last_valid_value(steps)),
-                "last_values": truncation_values(self.policy, self.world.spec, step),
+                "last_values": self._last_values(step),
             },
             batch_size=[self.world.agents],
         )

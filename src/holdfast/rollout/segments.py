@@ -9,6 +9,8 @@ from tensordict import TensorDict, TensorDictBase
 
 from holdfast import rng
 from holdfast.errors import ContractError
+from holdfast.policies import FunctionalPolicy, LSTMWrapper
+from holdfast.policies.recurrent_policy import PolicyBatch
 from holdfast.types import Bool, Float, Int, Tensor
 
 POLICY_INPUTS = ("env_obs", "first", "valid", "trial")
@@ -35,6 +37,20 @@ def policy_td(
     if draws is not None:
         inputs["draws"] = draws
     return TensorDict(inputs, batch_size=batch)
+
+
+def policy_batch(
+    policy: LSTMWrapper, leaves: Mapping[str, Any], *, start: int | None = None, draws: Tensor | None = None
+) -> PolicyBatch:
+    """Build what a policy reads: a dictionary, or the TensorDict of `policy_td` for a `forward` written by hand."""
+    if type(policy).forward is not FunctionalPolicy.forward:
+        return policy_td(leaves, start=start, draws=draws)
+    batch = dict(leaves)
+    if start is not None:
+        batch["training_env_id_start"] = start
+    if draws is not None:
+        batch["draws"] = draws
+    return batch
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import torch
 from holdfast.state_tree import get_tensor_like
 from holdfast.types import Bool, Tensor
 from holdfast.worlds import Step
-from holdfast.worlds.step import ALL
+from holdfast.worlds.step import ALL, array_module, as_array
 
 
 class EpisodeStatistics:
@@ -29,17 +29,23 @@ class EpisodeStatistics:
 
     def on_step(self, step: Step, rows: slice | Tensor = ALL) -> None:
         """Count a world step of some agents; a reward without an action does not count."""
-        running = self._running[rows]
-        running[:, 1] += torch.where(self._acted[rows], step.reward, 0.0)
-        ended = step.terminated | step.truncated
-        running[:, 0] = ended
-        self._totals[rows] += torch.where(ended[:, None], running, 0.0)
-        self._running[rows] = torch.where(ended[:, None], 0.0, running)
+        rows = as_array(rows) if isinstance(rows, Tensor) else rows
+        where = array_module(step.reward).where
+        running, totals, acted = map(as_array, (self._running, self._totals, self._acted))
+        running[rows, 1] += where(acted[rows], as_array(step.reward), 0.0)
+        ended = as_array(step.terminated) | as_array(step.truncated)
+        if step.reward.device.type == "cpu" and not ended.any():
+            return
+        episodes = running[rows]
+        episodes[:, 0] = ended
+        totals[rows] += where(ended[:, None], episodes, 0.0)
+        running[rows] = where(ended[:, None], 0.0, episodes)
 
     def on_action(self, valid: Tensor, rows: slice | Tensor = ALL) -> None:
         """Count the actions of some agents."""
-        self._acted[rows] = valid
-        self._running[rows, 2] += valid
+        rows = as_array(rows) if isinstance(rows, Tensor) else rows
+        as_array(self._acted)[rows] = as_array(valid)
+        as_array(self._running)[rows, 2] += as_array(valid)
 
     def pop(self) -> dict[str, float]:
         """Return means since the last call, overall and per world of a mixture, and reset them."""

@@ -8,11 +8,11 @@ import torch
 
 from holdfast.errors import ContractError, HoldfastError, located_error_text
 from holdfast.state_tree import get_field, get_tensor_like
-from holdfast.types import Bool, Int, Shaped, Tensor
-from holdfast.worlds.obs import Obs, StepSchema, out_of_range, tensors_of
+from holdfast.types import Int, Shaped, Tensor
+from holdfast.worlds.obs import Obs, StepSchema, has_discrete, out_of_range, tensors_of
 from holdfast.worlds.reshard import reshard
 from holdfast.worlds.save_restore import restore_world, save_world
-from holdfast.worlds.step import ALL, AsyncWorld, PartialStep, Restarted, Step, World
+from holdfast.worlds.step import ALL, AsyncWorld, PartialStep, Restarted, Step, World, as_array
 
 T = TypeVar("T")
 LARGEST_REWARD = 1e15
@@ -64,6 +64,9 @@ class CheckedWorld(Checked):
         # Agents of a mixture are numbered over all its worlds.
         self._first_agent = first_agent
         self._schema = StepSchema(world.spec, world.agents)
+        self._has_discrete_obs = has_discrete(world.spec.observation_space)
+        self._layout: list[object] | None = None
+        """Shapes, dtypes and devices of the last step: one like it needs no second look."""
         self._steps = -1
         empty = torch.zeros(0)
         self._over = self._acting = self._has_acted = self._violations = self._violation_steps = empty
@@ -144,6 +147,9 @@ class CheckedWorld(Checked):
 
     def _require(self, step: Step, schema: StepSchema) -> None:
         """Require the shapes and dtypes of the spec."""
+        layout = _layout(step, schema.agents)
+        if layout is not None and layout == self._layout:
+            return
         error, _ = schema.find_error(step)
         if not error and self.spec.truncates == "always":
             if step.last_obs is None:
@@ -155,31 +161,39 @@ class CheckedWorld(Checked):
                 error, _ = schema.find_obs_error(step.last_obs, "last_obs")
         if error:
             raise self._error(error)
+        self._layout = layout
 
     def _check_step(self, step: Step, rows: slice | Tensor = ALL) -> Step:
         """Record the violations of a step of some rows; on the CPU, raise them."""
         self._to(step.reward.device)
-        ends = step.terminated | step.truncated
-        was_over, acting, has_acted = self._over[rows], self._acting[rows], self._has_acted[rows]
-        over = was_over | ends
-        last_obs = torch.zeros_like(ends)
-        if step.last_obs is not None:
-            last_obs = step.truncated & _not_finite(step.last_obs)
+        rows = as_array(rows) if isinstance(rows, Tensor) else rows
+        terminated, truncated, first, valid = map(as_array, (step.terminated, step.truncated, step.first, step.valid))
+        tracked_over, tracked_acting, tracked_acted = map(as_array, (self._over, self._acting, self._has_acted))
+        ends, was_over = terminated | truncated, tracked_over[rows]
+        over, has_acted = was_over | ends, tracked_acted[rows]
         masks = {
             # Not `>`: a comparison with NaN is false.
-            "reward": acting & ~(step.reward.abs() <= LARGEST_REWARD),
-            "obs": step.valid & _not_finite(step.obs),
-            "outside": step.valid & out_of_range(step.obs, self.spec.observation_space),
-            "last_obs": last_obs,
-            "never": step.truncated if self.spec.truncates == "never" else torch.zeros_like(ends),
+            "reward": tracked_acting[rows] & ~(abs(as_array(step.reward)) <= LARGEST_REWARD),
+            "obs": _non_finite_rows(step.obs, valid),
             "again": ends & was_over,
-            "no end": step.first & has_acted & ~over,
-            "no first": step.valid & over & ~step.first,
+            "no end": first & has_acted & ~over,
+            "no first": valid & over & ~first,
         }
-        self._over[rows], self._acting[rows] = over & ~step.first, step.valid
-        self._has_acted[rows] = (has_acted & ~step.first) | step.valid
-        bit = 1 << torch.arange(len(masks), device=ends.device)
-        wrong = (torch.stack([*masks.values()], dim=1) * bit).sum(1)
+        if self._has_discrete_obs:
+            masks["outside"] = valid & as_array(out_of_range(step.obs, self.spec.observation_space))
+        if self.spec.truncates == "never":
+            masks["never"] = truncated
+        elif step.last_obs is not None:
+            masks["last_obs"] = _non_finite_rows(step.last_obs, truncated)
+        tracked_over[rows], tracked_acting[rows] = over & ~first, valid
+        tracked_acted[rows] = (has_acted & ~first) | valid
+        if step.reward.device.type == "cpu":
+            # Most steps are right.
+            if not any(mask.any() for mask in masks.values()):
+                return step
+            masks = {name: torch.from_numpy(mask) for name, mask in masks.items()}
+        bits = [masks[name].long() << bit for bit, name in enumerate(VIOLATIONS) if name in masks]
+        wrong = torch.stack(bits).sum(0)
         new = (self._violations[rows] == 0) & (wrong != 0)
         self._violations[rows] = torch.where(new, wrong, self._violations[rows])
         self._violation_steps[rows] = torch.where(new, self._steps, self._violation_steps[rows])
@@ -237,9 +251,23 @@ def raise_violations(world: World) -> None:
         world.raise_violations()
 
 
-def _not_finite(obs: Obs) -> Bool[Tensor, " A"]:
-    leaves = tensors_of(obs)
-    masks = [~leaf.isfinite().reshape(len(leaf), -1).all(1) for leaf in leaves if leaf.is_floating_point()]
-    if not masks:
-        return torch.zeros(len(leaves[0]), dtype=torch.bool, device=leaves[0].device)
-    return torch.stack(masks).any(0)
+def _layout(step: Any, agents: int) -> list[object] | None:
+    """Return the shapes, dtypes and devices of a step of so many agents; None if they are not all plain tensors."""
+    if not isinstance(step, Step):
+        return None
+    tensors = (step.obs, step.reward, step.terminated, step.truncated, step.first, step.valid, step.trial)
+    tensors = tensors if step.last_obs is None else (*tensors, step.last_obs)
+    if not all(isinstance(tensor, Tensor) for tensor in tensors):
+        return None
+    return [agents, *((tensor.shape, tensor.dtype, tensor.device) for tensor in tensors)]
+
+
+def _non_finite_rows(obs: Obs, among: Any) -> Any:
+    """Return which rows of a mask have a NaN or an Inf."""
+    rows = among & False
+    for leaf in tensors_of(obs):
+        if leaf.is_floating_point():
+            # Not `== inf`: a comparison with NaN is false.
+            finite = (abs(as_array(leaf)) < torch.inf).reshape(len(leaf), -1).all(1)
+            rows = rows | (among & ~finite)
+    return rows

@@ -46,6 +46,14 @@ def space_bounds(space: spaces.Space[Any]) -> tuple[np.ndarray, np.ndarray]:
     raise ContractError(f"{space} has no least and greatest values; Box and discrete spaces have.")
 
 
+def has_discrete(space: spaces.Space[Any]) -> bool:
+    """Return whether a space has a Discrete or MultiDiscrete part."""
+    parts = subspaces(space)
+    if parts:
+        return any(map(has_discrete, parts.values()))
+    return isinstance(space, spaces.Discrete | spaces.MultiDiscrete)
+
+
 def out_of_range(obs: Obs, space: spaces.Space[Any]) -> Bool[Tensor, " A"]:
     """Return the rows outside of a Discrete or MultiDiscrete space; other values may be anything."""
     parts = subspaces(space)
