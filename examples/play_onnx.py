@@ -20,6 +20,6 @@ for _ in range(steps):
     flags = {name: first for name in ("first", "trial") if name in inputs}  # a trial starts with an episode, too
     outputs = dict(zip(names, policy.run(None, {**obs, **flags, **state}), strict=True))
     state = {name: outputs[name.removesuffix("_in") + "_out"] for name in state}  # carried to the next step
-    actions = outputs["logits"].argmax(-1)  # of a Discrete space; docs/guides/play_and_export.md has the others
+    actions = outputs["action"]  # the greedy one, in the action space; to sample, see docs/guides/play_and_export.md
     first = random.random(agents) < 0.1  # from your environment: true where an episode starts
     print(actions, outputs["value"].round(3))

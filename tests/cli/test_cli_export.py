@@ -67,16 +67,20 @@ def test_play_onnx_example_without_a_file_says_how_to_call_it():
     assert process.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("keys", [{"world.previous_action": True}, {"memory.clear_on": "trial"}])
+BOX = {"world": "gym:Pendulum-v1", "world.options": {"max_episode_steps": 5}}
+
+
+@pytest.mark.parametrize("keys", [{"world.previous_action": True}, {"memory.clear_on": "trial"}, BOX])
 def test_play_onnx_example_reads_every_signature(tmp_path, capfd, keys):
-    """A Dict observation is several inputs; `clear_on=trial` adds an input."""
+    """A Dict observation is several inputs; `clear_on=trial` adds an input; actions of a Box are numbers."""
     base = {**LEAST, "policy": "fast", "world": "gym:CartPole-v1", "runs_dir": str(tmp_path)}
     run = holdfast.train(None, {**base, **keys})
     assert main(["export", str(run.folder), "--to", "onnx"]) == 0
     capfd.readouterr()
     process = play_onnx(run.folder / "policy.onnx")
     assert process.returncode == 0, process.stderr
-    assert len(process.stdout.splitlines()) == 20
+    # Four actions of one number each, or four choices.
+    assert process.stdout.count("]") == (20 * 6 if keys is BOX else 20 * 2)
 
 
 def test_export_torch_into_the_run(run, capfd):

@@ -89,7 +89,7 @@ ATARI = ("holdfast.worlds.gym.seed_episodes:SeedEpisodes", "gymnasium.wrappers:A
     ],
 )
 def test_preset_fills_keys_that_are_not_set_unless_wrappers_are(keys, options, wrappers, frames):
-    for name in ("gym:ALE/Pong-v5", "gym:ale_py:ALE/Pong-v5"):
+    for name in ("gym:ALE/Pong-v5", "gym:ale_py:ALE/Pong-v5", "gym:PongNoFrameskip-v4"):
         world = world_of(name, **keys)
         assert (world.options, world.wrappers, world.frame_stack) == (options, wrappers, frames)
         # A saved config has all keys: the preset changes nothing.

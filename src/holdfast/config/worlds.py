@@ -1,5 +1,6 @@
 """One config class per world; `family` names what builds it."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
@@ -30,12 +31,12 @@ class Family:
     sync: Mapping[str, Any] = field(default_factory=dict)
     """Values that make stepping synchronous."""
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Values of keys, by how the ID starts; they apply unless `wrappers` is set."""
+    """Values of keys, by a pattern of how the ID starts; they apply unless `wrappers` is set."""
 
     def with_preset(self, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
         """Add the preset of a world's ID to the keys that are set; options are merged."""
         env_id = name.rpartition(":")[2]
-        preset = next((preset for start, preset in self.presets.items() if env_id.startswith(start)), None)
+        preset = next((preset for start, preset in self.presets.items() if re.match(start, env_id)), None)
         if preset is None or "wrappers" in values or values.get("vector", "sync") != "sync":
             return dict(values)
         options = parse_yaml(values.get("options", {}))
@@ -240,7 +241,7 @@ class ExternalEnvConfig(WorldConfig):
 
 
 GYM_PRESETS: dict[str, dict[str, Any]] = {
-    "ALE/": {
+    r"ALE/|\w+NoFrameskip-v\d": {
         # AtariPreprocessing skips the frames itself: it takes the maximum of the last two.
         "options": {"frameskip": 1},
         "wrappers": ("holdfast.worlds.gym.seed_episodes:SeedEpisodes", "gymnasium.wrappers:AtariPreprocessing"),

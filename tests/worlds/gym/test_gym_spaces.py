@@ -14,6 +14,7 @@ from holdfast.errors import ConfigError, ContractError
 from holdfast.learn import replay
 from holdfast.rollout import Collector
 from holdfast.worlds.gym import GymWorld
+from holdfast.worlds.gym.spaces import ActionConverter
 
 BOX64 = spaces.Box(-1.0, np.array([1, 2, np.inf]), dtype=np.float64)
 TREE = {"b": spaces.Discrete(3, start=2), "a": spaces.Tuple((spaces.Box(0, 1, (2,)), spaces.MultiBinary(2)))}
@@ -236,3 +237,23 @@ def test_invalid_actions_are_rejected():
     with pytest.raises(ContractError, match=r"agent 0 took action \[2, 0\]"):
         pairs.step(torch.tensor([[2, 0]]))
     assert isinstance(GymWorld(1, env="Blackjack-v1").reset().obs, TensorDict)
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(-0.1, 0.1), (0.3, np.inf), (-np.inf, 3.3), (-1, 1), (0.1, 0.7), (-0.3, -0.1)]
+)
+def test_bounds_of_actions_lie_in_a_box_of_doubles(low, high):
+    # 0.1 in float32 is above 0.1 in float64: a player's action would be outside of the environment's space.
+    space = spaces.Box(low, high, (2,), np.float64)
+    bounds = ActionConverter(space, "gym:X").space
+    for bound, exact in ((bounds.low, space.low), (bounds.high, space.high)):
+        assert bound.dtype == np.float32
+        assert space.contains(bound)
+        np.testing.assert_allclose(bound, exact, rtol=1e-6)
+
+
+def test_bounds_beyond_float32_are_none():
+    bounds = ActionConverter(spaces.Box(0, 1e300, (1,), np.float64), "gym:X").space
+    assert np.isinf(bounds.high).all()
+    # There is no float32 between them.
+    assert ActionConverter(spaces.Box(0.1, 0.1, (1,), np.float64), "gym:X").space.low == np.float32(0.1)

@@ -37,6 +37,7 @@ def missing(monkeypatch):
         ("PongNoFrameskip-v4", "ale_py", "ale_py is not installed; .*pip install ale-py opencv-python-headless"),
         ("MiniGrid-DoorKey-5x5-v0", "minigrid", "minigrid is not installed; .*pip install minigrid"),
         ("BabyAI-GoToLocal-v0", "minigrid", "minigrid is not installed; .*pip install minigrid"),
+        ("MinAtar/Breakout-v1", "minatar", "minatar is not installed; .*pip install minatar"),
     ],
 )
 def test_missing_package_is_named_with_the_command_that_installs_it(missing, env, module, message):
@@ -45,6 +46,18 @@ def test_missing_package_is_named_with_the_command_that_installs_it(missing, env
     missing(module)
     with pytest.raises(ConfigError, match=rf"^gym:{env}: {message}\.$"):
         GymWorld(1, env=env)
+
+
+def test_package_that_registers_by_a_function_is_called(tmp_path, monkeypatch):
+    lines = ["def register_envs():", *(f"    {line}" for line in FAKE.strip().splitlines())]
+    (tmp_path / "fake_games.py").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(packages.PACKAGES, r"FakeGrid-", ("fake_games", "fake-games"))
+    monkeypatch.setitem(packages.REGISTRARS, "fake_games", "fake_games:register_envs")
+    try:
+        assert make_world("gym:FakeGrid-Corridor-v0", 1).reset().obs.tolist() == [[0, -1]]
+    finally:
+        gymnasium.registry.pop("FakeGrid-Corridor-v0", None)
 
 
 def test_package_of_an_id_is_imported(tmp_path, monkeypatch):
@@ -106,6 +119,7 @@ def test_missing_dependency_of_an_environment_is_named(message, expected):
     ("env", "module", "shape"),
     [
         ("ALE/Pong-v5", "ale_py", (4, 84, 84)),
+        ("PongNoFrameskip-v4", "ale_py", (4, 84, 84)),
         ("MiniGrid-DoorKey-5x5-v0", "minigrid", (7, 7, 3)),
         ("BabyAI-GoToLocal-v0", "minigrid", (7, 7, 3)),
         ("HalfCheetah-v5", "mujoco", (17,)),

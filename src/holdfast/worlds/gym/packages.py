@@ -5,14 +5,17 @@ import re
 
 from holdfast.errors import ConfigError, one_line
 from holdfast.install import pip_install
-from holdfast.registry import load_module
+from holdfast.registry import import_object, load_module
 
 PACKAGES = {
     r"ALE/|\w+NoFrameskip-v\d": ("ale_py", "ale-py opencv-python-headless"),
     r"(MiniGrid|BabyAI)-": ("minigrid", "minigrid"),
+    r"MinAtar/": ("minatar", "minatar"),
     r"popgym-": ("popgym", "popgym"),
 }
 """Modules that register environments when they are imported, with what to install, by how ids start."""
+REGISTRARS = {"minatar": "minatar.gym:register_envs"}
+"""Functions that register the environments of modules whose import does not."""
 
 
 def import_package_of(env_id: str, name: str) -> None:
@@ -23,6 +26,8 @@ def import_package_of(env_id: str, name: str) -> None:
         if importlib.util.find_spec(module) is None:
             raise ConfigError(f"gym:{name}: {module} is not installed; {pip_install(install)}.")
         load_module(name, module, "gym:")
+        if module in REGISTRARS:
+            import_object(REGISTRARS[module], "gym:")()
 
 
 def missing_package(error: Exception) -> str:

@@ -142,6 +142,16 @@ def _tensor_box(space: spaces.Box, keep: list[int], dtype: np.dtype[Any]) -> spa
     return spaces.Box(low, high, dtype=dtype.type)
 
 
+def _float32_inside(bound: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Round bounds to float32, inwards: 0.1 in float32 is above 0.1 in float64."""
+    with np.errstate(over="ignore"):
+        rounded = bound.astype(np.float32)
+    inner = np.where(rounded < low, np.inf, np.where(rounded > high, -np.inf, rounded)).astype(np.float32)
+    inside = np.nextafter(rounded, inner)
+    # Two bounds may have no float32 between them, and those beyond float32 are none.
+    return np.where(np.isfinite(rounded) & (low <= inside) & (inside <= high), inside, rounded)
+
+
 class ActionConverter:
     """Converts action tensors to what a batch of environments takes.
 
@@ -161,9 +171,8 @@ class ActionConverter:
         elif isinstance(space, spaces.MultiBinary) and size:
             self.space = spaces.MultiDiscrete([2] * size)
         elif isinstance(space, spaces.Box) and size and np.dtype(space.dtype).kind == "f":
-            with np.errstate(over="ignore"):
-                low, high = (bound.flatten().astype(np.float32) for bound in (space.low, space.high))
-            self.space = spaces.Box(low, high, dtype=np.float32)
+            low, high = (bound.flatten() for bound in (space.low, space.high))
+            self.space = spaces.Box(_float32_inside(low, low, high), _float32_inside(high, low, high), dtype=np.float32)
         else:
             raise ConfigError(
                 f"{world}: its action space is {space}; supported are Discrete, MultiDiscrete, MultiBinary "
