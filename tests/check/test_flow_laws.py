@@ -75,7 +75,7 @@ def test_carry_finds_a_policy_that_forgets(kind):
 def test_carry_is_not_measured_without_memory():
     torch.manual_seed(0)
     (part,) = flow_laws.carry(prepare(foreign.without_memory()))
-    assert (part.ok, part.path) == (True, "n/a")
+    assert (part.what, part.ok, part.path) == ("nothing: the policy has no memory", True, "n/a")
 
 
 def test_clear_finds_information_across_starts():

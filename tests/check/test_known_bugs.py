@@ -1,6 +1,7 @@
 """One broken policy for every known bug, and the outputs predicted for bugs from a policy's own steps."""
 
 from functools import cache
+from itertools import combinations
 
 import pytest
 import torch
@@ -180,4 +181,8 @@ def test_swapped_axes_are_predicted():
     _, states = policy.steps(script)
     predictions = known_bugs.swapped_axes(policy, script, states, context.clears)
     replayed = context.outputs[torch.float64].replay
+    predictions = list(predictions)
     assert sum(torch.allclose(predicted, replayed, atol=1e-9) for predicted in predictions) == 1
+    # Each of observations, flags and outputs swapped or not, but for none.
+    assert len(predictions) == 7
+    assert all(not one.allclose(other) for one, other in combinations(predictions, 2))

@@ -20,6 +20,78 @@ def measure_law(policy, law):
     return result
 
 
+def in_both(*names):
+    return [f"{name}, {precision}" for precision in ("f64", "f32") for name in names]
+
+
+STARTS = [
+    f"information across starts given by {flags}, live calls of {steps}, {precision}"
+    for flags in ("first", "dones", "truncateds")
+    for precision in ("f64", "f32")
+    for steps in (1, 8)
+]
+AGREE = ["one segment of 32 steps against single steps", "a batch of one sequence against the full batch"]
+CELL = ["cell against its reference", "its state", "its state", "its gradients"]
+MEASUREMENTS = {
+    "cut": [
+        "gradient from act into an earlier act",
+        "gradient from replay into an earlier act",
+        "gradient from replay into an earlier replay",
+        "gradient of values in a replay",
+        "gradient of full_log_probs in a replay",
+        "gradient from step to step of a segment",
+        "gradient across live calls of 1",
+        "gradient across live calls of 8",
+        "gradient into a replay's entry state",
+    ],
+    "carry": [
+        "information across segment edges, rollout",
+        "information across segment edges, replay",
+        "information from step to step, evaluation",
+    ],
+    "clear": [
+        "information across episode starts, rollout",
+        "information from invalid steps, rollout",
+        "information within episodes, rollout",
+        "information across episode starts, replay",
+        "information from invalid steps, replay",
+        "information within episodes, replay",
+        "gradient across episode starts",
+        *in_both("information across each agent's last episode start, rollout"),
+        *in_both("episodes against a rollout from the initial state"),
+        "information across each agent's last episode start, evaluation, f64",
+        *STARTS,
+    ],
+    "replay": in_both("values", "full_log_probs"),
+    "isolate": [
+        *in_both("other rows of the batch changed, rollout", "other rows of the batch changed, replay"),
+        "rows permuted, rollout",
+        "rows permuted, replay",
+        "half of the agents alone",
+        "one agent alone",
+        "agents in two slices",
+    ],
+    "pure": [
+        "outputs after a bootstrap value and a replay",
+        "outputs of the same steps repeated",
+        "inputs modified by act",
+        "inputs modified by value",
+        "inputs modified by replay",
+        "returned states modified by the next call",
+        "live state after bootstrap values and replays",
+        "live state after an evaluation",
+    ],
+    "bounded": ["growth of bytes from 200 to 2,000 steps", "growth of graph nodes from 200 to 2,000 steps"],
+    "restore": ["outputs after saving and loading", "outputs after set_memory", "outputs after a snapshot"],
+    "agree": [
+        *in_both(*AGREE, "short segments against long ones"),
+        *in_both("live segments against steps", *CELL),
+        "outputs compiled against eager, f64",
+        "gradients compiled against eager, f64",
+    ],
+}
+
+
 def test_there_are_nine_laws():
     assert list(LAWS) == NAMES
 
@@ -42,6 +114,7 @@ def test_correct_policy_obeys_every_law_and_as_json_has_the_keys():
     }
     assert laws["replay"].measured <= laws["replay"].bound
     assert laws["replay"].finding == ""
+    assert {name: [part.what for part in law.parts] for name, law in laws.items()} == MEASUREMENTS
 
 
 @cache

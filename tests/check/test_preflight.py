@@ -1,5 +1,8 @@
 """Conditions of a check: bfloat16, GPU, kernels."""
 
+import math
+import re
+
 import pytest
 import torch
 from hypothesis import example, given
@@ -9,12 +12,13 @@ import holdfast
 from helpers import triton_interpreter
 from helpers.small_policy import OnlySpec, Small, make_small
 from holdfast import make_policy, make_world
+from holdfast.check import preflight
 from holdfast.check.adapters import adapt
 from holdfast.check.context import prepare
 from holdfast.check.laws import measure
 from holdfast.check.preflight import Conditions
 from holdfast.cli import main
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, ContractError
 from holdfast.memory.kernels import ops
 from holdfast.monitor.replay_check import RoundingBound
 
@@ -159,6 +163,32 @@ def test_unsupported_conditions_are_an_error(policy, options, message):
 def test_cuda_without_a_gpu_is_an_error(capsys):
     assert main(["check", "fast", "--device", "cuda"]) == 2
     assert capsys.readouterr().err == "holdfast: --device cuda, but torch finds no GPU here; leave it out.\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        (
+            {"h": [1.0]},
+            {"h": [1.0], "c": [1.0]},
+            "The state (its ['c']) is absent at first and float32 [1] after a step",
+        ),
+        (
+            {"h": [1.0], "c": [1.0]},
+            {"h": [1.0]},
+            "The state (its ['c']) is float32 [1] at first and absent after a step",
+        ),
+        ({"h": [1.0]}, {"h": [1, 2]}, "The state (its ['h']) is float32 [1] at first and int64 [2] after a step; a"),
+        ({"h": [1.0]}, {"h": [math.nan]}, "The state['h'] is not finite after one step."),
+        ([1.0], [math.inf], "The state is not finite after one step."),
+    ],
+)
+def test_state_that_changes_its_kind_is_refused(before, after, message):
+    states = [
+        torch.tensor(x) if isinstance(x, list) else {k: torch.tensor(v) for k, v in x.items()} for x in (before, after)
+    ]
+    with pytest.raises(ContractError, match=re.escape(message)):
+        preflight._require_state(*states)
 
 
 @pytest.mark.parametrize("option", ["--device", "--precision", "--kernel"])

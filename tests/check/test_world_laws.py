@@ -10,11 +10,13 @@ import torch
 import holdfast
 from helpers.broken_worlds import SABOTAGES, Around, changed, other_spec, recall, telling
 from helpers.space_worlds import NamePlace, SayNumber, SayNumberInATree
+from holdfast.check.laws import run_world_laws
 from holdfast.check.world_laws import WORLD_LAWS
+from holdfast.check.world_recording import WorldUnderTest
 from holdfast.config.worlds import WORLD_CONFIGS
 from holdfast.errors import ConfigError, ContractError
 from holdfast.report.check_report import as_text, summary
-from holdfast.worlds import WorldSpec
+from holdfast.worlds import WorldSpec, make_world
 from worlds.test_tensor_world import SHORT, TRUNCATING
 
 pytestmark = pytest.mark.usefixtures("annotations_asleep")
@@ -49,6 +51,74 @@ def test_every_truncating_world_obeys_every_law(name):
 @pytest.mark.parametrize("world", [SayNumber, SayNumberInATree, NamePlace])
 def test_worlds_of_other_spaces_obey_every_law(world):
     assert broken(holdfast.check_world(lambda agents, seed: world(agents, seed=seed))) == {}
+
+
+MEASUREMENTS = {
+    "kind": {
+        "agents more or fewer than requested": "requested 24, is 24",
+        "steps of the wrong kind": "step 0: ",
+        "observations outside the space": "",
+        "rewards that are not finite": "",
+    },
+    "first": {
+        "rows without first after reset()": "; set first everywhere in reset()",
+        "rows without first after another reset()": "; set first everywhere in reset(), in the middle of an episode "
+        "too",
+    },
+    "flags": {
+        "firsts without an end before": "; set terminated or truncated in the row of the last reward, also if the "
+        "next episode starts in it",
+        "valid rows after an end and before the next first": "; set first where the next episode starts, and "
+        "valid=False until then",
+        "ends outside an episode": "; it had ended before",
+        "ends in reset()": "",
+        "trials where first is": "; a new episode is not a new trial of the old one",
+    },
+    "last": {
+        "truncations without a last observation": "; give last_obs",
+        "last_obs of the wrong kind": "step 0: ",
+        "last observations outside the space": "",
+        "last observations unlike the next episode's first one": "all 672 are the first of the next; last_obs is the "
+        "observation after the last action",
+        "last observations unlike the one before": "all 672 are the one before the last action; last_obs is the "
+        "observation after the last action",
+    },
+    "dead": {
+        "there is no invalid row": "",
+        "rewards after invalid rows": "; the row before is invalid",
+        "ends after invalid rows": "; the row before is invalid",
+        "invalid rows with first": "; set valid where first is",
+    },
+    "still": {"steps modified after they were returned": ""},
+    "repeat": {
+        "rows that differ in a new world, same seed": "",
+        "rows that differ after another reset()": "",
+        "rows that differ with another seed": "no row differs, though agents differ from each other; draw from the "
+        "seed that is passed",
+    },
+    "isolate": {
+        "rows that depend on actions of odd agents": "",
+        "rows that depend on actions of even agents": "",
+        "rows that differ among 48 agents": "",
+    },
+    "pure": {
+        "global generators it draws from": "it draws from the global generator of ; draw from a generator with its "
+        "seed",
+        "rows that depend on the global generators": "",
+    },
+}
+
+
+def test_measurements_and_advice_of_every_law():
+    """A measurement that holds ends in its advice: the place before it is empty."""
+    messages = []
+    target = WorldUnderTest(
+        lambda agents, seed: make_world("recall", agents, seed=seed, delay=3, truncate=True), None, None, 0
+    )
+    laws = run_world_laws(target, messages.append)
+    assert {name: {part.what: part.finding for part in law.parts} for name, law in laws.items()} == MEASUREMENTS
+    assert messages[:3] == ["making the world", "recording", "measuring kind (1 of 9), 143 steps a recording"]
+    assert messages[-1].startswith("measuring pure (9 of 9)")
 
 
 @pytest.mark.parametrize("name", SABOTAGES)
@@ -189,6 +259,8 @@ def test_world_that_raises_breaks_kind_or_repeat():
     laws = holdfast.check_world(lambda agents, seed: Refuses(recall(agents, seed)))
     assert broken(laws) == {"kind": "recording: reset() raised RuntimeError."}
     assert laws.notes == ()
+    (part,) = laws["flags"].parts
+    assert (part.what, part.finding, part.path) == ("nothing, since kind is broken", "fix kind first", "n/a")
     even = holdfast.check_world(lambda a, s: Refuses(recall(a, s)) if s % 2 else recall(a, s), steps=20)
     assert broken(even) == {"repeat": "measuring repeat: reset() raised RuntimeError."}
 

@@ -10,6 +10,7 @@ from gymnasium import spaces
 import holdfast
 from helpers.broken_worlds import SABOTAGES, Around, changed, recall
 from helpers.scripted_world import Scripted
+from holdfast.check import world_recording
 from holdfast.check.world_recording import WorldUnderTest, record, record_strict, same, script
 from holdfast.errors import ContractError
 from holdfast.worlds import WorldSpec
@@ -105,6 +106,12 @@ def test_rerun_uses_a_new_world_and_after_reset_the_same_one():
 def test_recording_length_follows_the_episodes():
     assert holdfast.check_world("constant", length=90).notes[0].startswith("24 agents, 191 steps")
     assert holdfast.check_world("recall", delay=2000).notes[0].startswith("24 agents, 1024 steps")
+
+
+@pytest.mark.parametrize(("name", "limit"), [("SECONDS", -1.0), ("BYTES", 1)])
+def test_recording_ends_at_the_limits_of_time_and_memory(monkeypatch, name, limit):
+    monkeypatch.setattr(world_recording, name, limit)
+    assert holdfast.check_world("recall", delay=2000).notes[0].startswith("24 agents, 15 steps")
 
 
 def test_check_world_restores_the_global_generators():

@@ -243,7 +243,11 @@ SABOTAGES = {
         "firsts without an end",
     ),
     "some flags forgotten": (telling(ends_of_every), {"flags"}, "firsts without an end before: agent 4,"),
-    "never truncates, but does": (other_spec(telling(lambda *_: {}), truncates="never"), {"flags"}, "always"),
+    "never truncates, but does": (
+        other_spec(telling(lambda *_: {}), truncates="never"),
+        {"flags"},
+        '; write truncates="always" in its spec',
+    ),
     "ends at reset": (
         telling(lambda self, step, actions: {"terminated": step.terminated | (self.clock == 0)}),
         {"flags"},

@@ -124,7 +124,9 @@ def export(folder):
 
 def resume(folder):
     steps = TINY["trainer.total_timesteps"] + MORE
-    if main(["train", "--resume", str(folder), f"trainer.total_timesteps={steps}"]):
+    # Typed, since a config with millions of episodes is right, but never ends.
+    keys = [f"trainer.total_timesteps={steps}", "trainer.eval_episodes=2"]
+    if main(["train", "--resume", str(folder), *keys]):
         return None
     weights = (folder / "checkpoints" / "latest" / "model.safetensors").read_bytes()
     try:

@@ -1,4 +1,5 @@
 import io
+import math
 
 import pytest
 import torch
@@ -216,3 +217,14 @@ def test_moments_that_do_not_fit_are_an_error(state, message):
     with pytest.raises(ContractError) as caught:
         restore_optimizers(make("adam", bound()), {"Adam": state})
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("step", -1e38), ("step", math.nan), ("exp_avg", math.inf), ("exp_avg_sq", -1.0), ("step", 3)]
+)
+def test_moments_with_impossible_numbers_are_an_error(key, value):
+    state = {"step": torch.ones(()), "exp_avg": torch.ones(64, 12), "exp_avg_sq": torch.ones(64, 12)}
+    restore_optimizers(make("adam", bound()), {"Adam": {0: state}})
+    state[key] = torch.full(state[key].shape, value)
+    with pytest.raises(ContractError, match=f"The saved '{key}' of Adam for weight 0 has impossible numbers"):
+        restore_optimizers(make("adam", bound()), {"Adam": {0: state}})

@@ -125,7 +125,7 @@ class TrainerConfig(ConfigBase):
     bptt_horizon: Int = Field(
         default=64, ge=1, description="steps of a segment: truncation length of backpropagation through time"
     )
-    update_epochs: Int = Field(default=1, ge=1, description="epochs over each batch")
+    update_epochs: Int = Field(default=1, ge=1, le=1000, description="epochs over each batch")
     accumulate: Int = Field(
         default=1, ge=1, description="gradient accumulation: parts a minibatch is split into, to save memory"
     )

@@ -58,6 +58,7 @@ def _options(config: OptimizerConfig) -> dict[str, Any]:
 ADAM = {"step", "exp_avg", "exp_avg_sq"}
 MOMENTS = {"Adam": ADAM, "AdamW": ADAM, "Muon": {"momentum_buffer"}}
 """What each optimizer keeps of a weight."""
+NON_NEGATIVE = ("step", "exp_avg_sq")
 
 
 def restore_optimizers(optimizers: Mapping[str, Optimizer], saved: Any) -> None:
@@ -77,6 +78,9 @@ def restore_optimizers(optimizers: Mapping[str, Optimizer], saved: Any) -> None:
                         f"The saved {key!r} of {name} for weight {number} is {list(moment.shape)}; the "
                         f"weight is {list(weights[number].shape)}."
                     )
+                is_wrong = not moment.is_floating_point() or not bool(moment.isfinite().all())
+                if is_wrong or (key in NON_NEGATIVE and bool((moment < 0).any())):
+                    raise ContractError(f"The saved {key!r} of {name} for weight {number} has impossible numbers.")
     for name, optimizer in optimizers.items():
         optimizer.load_state_dict(optimizer.state_dict() | {"state": saved[name]})
 

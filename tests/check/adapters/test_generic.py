@@ -1,6 +1,7 @@
 """Adapters of modules and functions: errors of policies that cannot be tested, and the choice of adapter."""
 
 import importlib
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -92,6 +93,17 @@ def test_policy_on_another_device_is_refused():
 def test_policy_on_the_meta_device_is_refused():
     with pytest.raises((ContractError, ConfigError), match="meta"):
         holdfast.check(nn.LSTM(5, 16, device="meta"))
+
+
+class Refuses(nn.Linear):
+    def forward(self, x, state=None):
+        raise ValueError(f"{x.dim()} axes")
+
+
+def test_error_names_the_reason_for_each_layout():
+    reasons = "x [T,B,...]: ValueError: 3 axes; x [B,T,...]: ValueError: 3 axes; x [B,...]: ValueError: 2 axes"
+    with pytest.raises(ContractError, match=re.escape(f"(y, state): {reasons}. Give the observation shape by obs=")):
+        holdfast.check(Refuses(5, 3))
 
 
 def test_adapt_refuses_what_no_adapter_fits():

@@ -41,6 +41,11 @@ def test_initial_state_has_the_size_and_dtype_of_the_lstm():
         adapter.initial(3)
 
 
+def test_observations_are_as_wide_as_the_first_layer():
+    adapter = Puffer(PufferStyle(True))
+    assert adapter.random_obs((2, 3), torch.Generator()).shape == (2, 3, 5)
+
+
 def test_act_returns_a_new_state_and_resets_after_both_kinds_of_end():
     adapter = make_adapter()
     script = make_script(adapter)
