@@ -41,9 +41,7 @@ TASKS = {
     "hopper": Task("gym:Hopper-v5", 1_000_000, "2410 (v3, 1 M)"),
     "half cheetah": Task("gym:HalfCheetah-v5", 1_000_000, "5819 (v3, 1 M)"),
     "minigrid door key": Task("gym:MiniGrid-DoorKey-5x5-v0", 300_000, "-"),
-    "minatar breakout": Task(
-        "minatar.gym:BaseEnv", 500_000, "-", ("world.options={game: breakout, use_minimal_action_set: true}",)
-    ),
+    "minatar breakout": Task("gym:MinAtar/Breakout-v1", 500_000, "-"),
     "popgym repeat previous": Task("popgym:RepeatPreviousEasy", 500_000, "-"),
     "popgym pendulum, position": Task("popgym:PositionOnlyPendulumEasy", 400_000, "-"),
 }
