@@ -56,7 +56,7 @@ def test_readme_policy_passes_the_check_and_trains(folder):
 
 def test_readme_training_in_python(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    small = '"world.agents": 4, "trainer.batch_size": 256, "trainer.eval_episodes": 4, "trainer.total_timesteps": 512'
+    small = '"world.agents": 4, "trainer.batch_size": 512, "trainer.eval_episodes": 4, "trainer.total_timesteps": 1024'
     code, names = python_block(README, "holdfast.train("), {}
     exec(code.replace('"trainer.total_timesteps": 1e5', small), names)
     assert (names["run"].finished, names["run"].summary["iteration"]) == (True, 2)

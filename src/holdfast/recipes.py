@@ -6,7 +6,7 @@ from functools import partial
 from holdfast.config import worlds
 from holdfast.config.run import Config, PolicyConfig
 from holdfast.config.trainer import OptimizerConfig, PPOConfig, Schedule, TrainerConfig
-from holdfast.config.world_names import FAMILIES
+from holdfast.config.world_names import FAMILIES, GYM_ID
 from holdfast.errors import ConfigError, did_you_mean
 
 DEFAULT = "recall"
@@ -245,5 +245,7 @@ def find_recipe(name: str) -> Config:
     """Return the config of a recipe."""
     if name not in RECIPES:
         hint = did_you_mean(name, RECIPES, f"choose from {', '.join(RECIPES)}.")
+        if GYM_ID.fullmatch(name):
+            hint = f"it is an environment: write world=gym:{name}, in Python env={name!r}."
         raise ConfigError(f"There is no recipe {name!r}; {hint}")
     return RECIPES[name]()

@@ -124,6 +124,13 @@ def test_dumb_terminal_gets_plain_lines(monkeypatch):
     assert "\x1b" not in dumb.file.getvalue()
 
 
+def test_a_notebook_gets_plain_lines(monkeypatch, capsys):
+    # In a notebook rich would display every line as HTML.
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    RunConsole(1).print("a [line] of text")
+    assert capsys.readouterr().out == "a [line] of text\n"
+
+
 def test_dashboard_is_drawn_at_most_four_times_a_second(terminal, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(console.time, "perf_counter", lambda: now[0])

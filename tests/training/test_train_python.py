@@ -148,6 +148,7 @@ def test_periodic_evaluation_needs_a_second_environment(tmp_path):
         ({"env": Counting(), "config": {"trainer.num_workers": 1}}, "object of this program, which worker processes"),
         ({"env": Counting(), "config": {"world.agents": 2}}, "is one environment, with one agent, not 2"),
         ({"callbacks": [3]}, "callbacks: 3 cannot be called"),
+        ({"recipe": "CartPole-v1"}, "an environment: write world=gym:CartPole-v1, in Python env='CartPole-v1'"),
         ({"recipe": "recal"}, "no recipe 'recal'; did you mean recall"),
     ],
 )

@@ -9,7 +9,7 @@ from gymnasium.vector import SyncVectorEnv
 
 import holdfast
 from helpers.gym_envs import Counting
-from holdfast.config.run import override
+from holdfast.config.run import all_keys, override
 from holdfast.config.worlds import PythonConfig
 from holdfast.errors import ConfigError
 from holdfast.recipes import find_recipe
@@ -123,6 +123,7 @@ def test_config_files_hold_the_name_of_an_object_and_not_the_object():
     with_source = config.world.model_copy(update={"source": find_source(Counting())})
     assert PythonConfig.model_validate_json(with_source.model_dump_json()) == config.world
     assert "source" not in with_source.model_dump()
+    assert "world.source" not in all_keys("python:Counting")
     with pytest.raises(ConfigError, match=r"no file holds; pass it again: holdfast.train\(env=..., resume=RUN\)"):
         holdfast.make_world("python:Counting", source="a string from a file")
 

@@ -40,6 +40,7 @@ METRICS: dict[str, Metric] = {
     "global_step": Metric("steps", "agent steps so far; invalid steps are not counted"),
     "iteration": Metric("count", "rollouts and updates so far"),
     "seconds": Metric("s", "wall-clock time since the start of the run", kind="time"),
+    "custom": Metric("", "`custom/NAME`: a number that a callback logged"),
     "time/world": Metric("s", "world steps of the last iteration", kind="time"),
     "time/forward": Metric("s", "policy forward passes of the rollout", kind="time"),
     "time/copy": Metric("s", "copies into the rollout buffer", kind="time"),
@@ -123,7 +124,6 @@ METRICS: dict[str, Metric] = {
     "machine/gpu_peak_bytes": Metric("bytes", "peak GPU memory allocated by tensors", kind="machine"),
     "eval/return_mean": Metric("reward", "mean return of a periodic or final evaluation, greedy actions"),
     "eval/return_mean_memory_cleared": Metric("reward", "the same with memory cleared before every step"),
-    "custom": Metric("", "`custom/NAME`: a number that a callback logged"),
 }
 CUSTOM = "custom/"
 """Prefix of the numbers of callbacks."""
