@@ -34,10 +34,55 @@ def run_holdfast(agents: int, steps: int, horizon: int) -> float:
     return float(result.metrics["charts/episodic_return"])
 
 
+def rl_games_params(agents: int, steps: int, horizon: int, folder: str) -> dict[str, Any]:
+    """Return rl_games's config of the same run."""
+    batch = agents * HORIZON
+    network = {
+        "name": "actor_critic",
+        "separate": False,
+        "space": {"discrete": {}},
+        "mlp": {
+            "units": [64],
+            "activation": "relu",
+            "initializer": {"name": "default"},
+            "regularizer": {"name": "None"},
+        },
+        "rnn": {"name": "lstm", "units": 128, "layers": 1, "before_mlp": False},
+    }
+    config = {
+        "name": "peers",
+        "train_dir": folder,
+        "env_name": "cartpole",
+        "num_actors": agents,
+        "horizon_length": HORIZON,
+        "seq_length": horizon,
+        "minibatch_size": batch // MINIBATCHES,
+        "mini_epochs": EPOCHS,
+        "max_epochs": steps // batch,
+        "device": "cpu",
+        "reward_shaper": {"scale_value": 1.0},
+        "normalize_advantage": True,
+        "normalize_input": False,
+        "gamma": 0.99,
+        "tau": 0.95,
+        "learning_rate": 1e-3,
+        "lr_schedule": None,
+        "grad_norm": 0.5,
+        "truncate_grads": True,
+        "entropy_coef": 0.005,
+        "e_clip": 0.2,
+        "clip_value": False,
+        "critic_coef": 1,
+        "score_to_win": 1e9,
+        "print_stats": False,
+    }
+    algo = {"algo": {"name": "a2c_discrete"}, "model": {"name": "discrete_a2c"}, "load_checkpoint": False}
+    return {"seed": 0, "torch_threads": 1, **algo, "network": network, "config": config}
+
+
 def run_rl_games(agents: int, steps: int, horizon: int) -> float:
     """Train, and return the last mean return."""
     import gymnasium
-    import torch
     from rl_games.common import env_configurations, vecenv
     from rl_games.common.ivecenv import IVecEnv
     from rl_games.torch_runner import Runner
@@ -64,49 +109,11 @@ def run_rl_games(agents: int, steps: int, horizon: int) -> float:
             spaces = (self.env.single_observation_space, self.env.single_action_space)
             return dict(zip(("observation_space", "action_space"), spaces, strict=True))
 
-    torch.set_num_threads(1)
     vecenv.register("SYNC", Sync)
     env_configurations.register("cartpole", {"vecenv_type": "SYNC", "env_creator": lambda **_: None})
-    default = {"name": "default"}
-    network = {
-        "name": "actor_critic",
-        "separate": False,
-        "space": {"discrete": {}},
-        "mlp": {"units": [64], "activation": "relu", "initializer": default, "regularizer": {"name": "None"}},
-        "rnn": {"name": "lstm", "units": 128, "layers": 1, "before_mlp": False},
-    }
-    batch = agents * HORIZON
     with tempfile.TemporaryDirectory() as folder:
-        config = {
-            "name": "peers",
-            "train_dir": folder,
-            "env_name": "cartpole",
-            "num_actors": agents,
-            "horizon_length": HORIZON,
-            "seq_length": horizon,
-            "minibatch_size": batch // MINIBATCHES,
-            "mini_epochs": EPOCHS,
-            "max_epochs": steps // batch,
-            "device": "cpu",
-            "reward_shaper": {"scale_value": 1.0},
-            "normalize_advantage": True,
-            "normalize_input": False,
-            "gamma": 0.99,
-            "tau": 0.95,
-            "learning_rate": 1e-3,
-            "lr_schedule": None,
-            "grad_norm": 0.5,
-            "truncate_grads": True,
-            "entropy_coef": 0.005,
-            "e_clip": 0.2,
-            "clip_value": False,
-            "critic_coef": 1,
-            "score_to_win": 1e9,
-            "print_stats": False,
-        }
-        params = {"seed": 0, "torch_threads": 1, "algo": {"name": "a2c_discrete"}, "model": {"name": "discrete_a2c"}}
         runner = Runner()
-        runner.load({"params": params | {"load_checkpoint": False, "network": network, "config": config}})
+        runner.load({"params": rl_games_params(agents, steps, horizon, folder)})
         agent = runner.algo_factory.create(runner.algo_name, base_name="run", params=runner.params)
         weights = sum(weight.numel() for weight in agent.model.parameters())
         assert weights == 100_035, f"rl_games has {weights:,} weights"
