@@ -5,6 +5,7 @@
 
 import os
 import signal
+import time
 from contextlib import nullcontext
 
 import pytest
@@ -12,7 +13,8 @@ import pytest
 from helpers.crash_rig import SETUPS, crash, keys_of, shared_fork_server, start_or_resume
 from helpers.forked import in_child
 from helpers.small_runs import apart
-from holdfast.checkpoint import format
+from holdfast.checkpoint import format, manager
+from holdfast.checkpoint.run_dir import RunDir
 
 pytestmark = pytest.mark.usefixtures("annotations_asleep")
 
@@ -35,6 +37,36 @@ def test_sigkill_in_every_setup_resumes_bit_for_bit(tmp_path, setup):
 def test_sigterm_at_any_time_saves_and_resumes_bit_for_bit(tmp_path, times):
     keys = {"trainer.checkpoint_interval": 0}
     assert crash(tmp_path, "recall", times, number=signal.SIGTERM, **keys)[2] == []
+
+
+def stop_on_a_slow_disk(folder, keys, seconds, number):
+    """Start a run whose disk takes seconds for each sync, and stop it in one of them."""
+    real, syncs = os.fsync, []
+
+    def fsync(handle):
+        syncs.append(handle)
+        if len(syncs) == number:
+            os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(seconds)
+        real(handle)
+
+    os.fsync, manager.SLOW_S = fsync, seconds / 2
+    return start_or_resume(folder, keys)
+
+
+@pytest.mark.parametrize(("interval", "number"), [(0, 1), (1, 12)])
+def test_stop_on_a_slow_disk_saves_and_says_so(full_run, interval, number):
+    folder = full_run.with_name(f"slow-{interval}")
+    keys = keys_of("recall", full_run.parent) | {"trainer.checkpoint_interval": interval}
+    outcome, code, text = in_child(stop_on_a_slow_disk, folder, keys, 0.2, number)
+    assert (outcome, code) == ("done", "1"), text
+    newest = RunDir(folder).newest(print)
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    assert newest.iteration == len(lines) > 0
+    assert "the disk is slow: a checkpoint is still being written" in text
+    assert f"saved in {newest.path}" in text or f"saved {newest.path}" in text
+    assert in_child(start_or_resume, folder, keys)[:2] == ("done", "0")
+    assert apart(full_run, folder) == []
 
 
 def start_dying(folder, keys, name, after):
