@@ -258,7 +258,8 @@ class Generous(Counting):
 def test_quiet_prints_alarms_alone(tmp_path, capsys):
     train(tmp_path, "healthy", env=Counting())
     assert tuple(capsys.readouterr()) == ("", "")
-    train(tmp_path, "exploding", env=Generous(), config={"policy.normalize_value": False})
+    raw = {"policy.normalize_value": False, "trainer.normalize_reward": False}
+    train(tmp_path, "exploding", env=Generous(), config=raw)
     out, err = capsys.readouterr()
     assert out.startswith("ALARM: the gradient norm before clipping is")
     assert all(line.startswith("ALARM: ") for line in out.splitlines())
