@@ -211,6 +211,8 @@ def test_pytest_runs_in_a_folder_without_a_config(tmp_path, monkeypatch):
     # The options of this repository, which leave out plugins that cannot be loaded, do not apply there.
     monkeypatch.delenv("PYTEST_ADDOPTS")
     (tmp_path / "test_one.py").write_text("def test_one():\n    assert True\n")
-    result = subprocess.run([sys.executable, "-m", "pytest", "-q"], cwd=tmp_path, capture_output=True, text=True)
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q"], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
     assert result.returncode == 0, result.stdout + result.stderr
     assert "1 passed" in result.stdout
