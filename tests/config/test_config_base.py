@@ -161,3 +161,9 @@ def test_first_error_message_names_the_key(values, message):
     with pytest.raises(ValidationError) as caught:
         Branch(**values)
     assert first_error_message(caught.value, "x.").startswith(message)
+
+
+def test_first_error_message_cuts_long_values():
+    with pytest.raises(ValidationError) as caught:
+        Branch(size="x" * 1000)
+    assert first_error_message(caught.value).startswith(f"size={'x' * 200}…: ")

@@ -11,6 +11,8 @@ from pydantic.fields import FieldInfo
 LONGEST_DELAY = 1_000_000
 MOST_NODES = 100_000
 """Values in one YAML text."""
+MOST_SHOWN = 200
+"""Characters of a wrong value in an error."""
 
 
 class ConfigBase(BaseModel):
@@ -174,7 +176,9 @@ def first_error_message(error: ValidationError, prefix: str = "") -> str:
         return message
     if first["type"] == "missing":
         return f"{prefix}{key} must be given."
-    return f"{prefix}{key}={first['input']}: {message.rstrip('.')}."
+    value = str(first["input"])
+    shown = value if len(value) <= MOST_SHOWN else f"{value[:MOST_SHOWN]}…"
+    return f"{prefix}{key}={shown}: {message.rstrip('.')}."
 
 
 Int = Annotated[int, BeforeValidator(parse_int)]
