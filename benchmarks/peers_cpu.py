@@ -26,12 +26,13 @@ def run_holdfast(agents: int, steps: int, horizon: int) -> float:
 
     sizes = {"batch_size": agents * HORIZON, "minibatch_size": agents * HORIZON // MINIBATCHES}
     trainer = {"total_timesteps": steps, "bptt_horizon": horizon, "update_epochs": EPOCHS, "eval_episodes": 1, **sizes}
+    trainer["normalize_reward"] = False
     with tempfile.TemporaryDirectory() as folder:
         keys = {"world": "gym:CartPole-v1", "world.agents": agents, "policy": "peers_policy:Small"}
         keys |= {"run": "peers", "runs_dir": folder, "threads": 1, "policy.num_layers": 1}
         keys |= {"policy.normalize_obs": False, "policy.normalize_value": False}
         result = holdfast.train("general", keys | {f"trainer.{key}": value for key, value in trainer.items()})
-    return float(result.metrics["charts/episodic_return"])
+    return float(result.summary["charts/episodic_return"])
 
 
 def rl_games_params(agents: int, steps: int, horizon: int, folder: str) -> dict[str, Any]:
