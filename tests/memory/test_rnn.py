@@ -200,7 +200,7 @@ def test_state_keeps_its_dtype_under_autocast(kind):
     clear[0, 4] = True
     valid[:2] = True
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        _, after = cell._forward_packed(torch.randn(3, 8, 4), state, clear, valid)
+        _, after = cell(torch.randn(3, 8, 4), state, clear, valid)
     for key, leaf in after.items():
         assert leaf.dtype == torch.float32
         # The last row has no valid step: its state is not even rounded.

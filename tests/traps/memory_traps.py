@@ -95,7 +95,7 @@ def zero_start_in_training():
 def no_resets_in_training():
     def deaf(td, clear_on):
         clear = reset_mask(td, clear_on)
-        return torch.zeros_like(clear) if td.batch_dims == 2 else clear
+        return torch.zeros_like(clear) if clear.dim() == 2 else clear
 
     return mock.patch.object(recurrent_policy, "reset_mask", deaf)
 

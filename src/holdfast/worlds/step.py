@@ -199,9 +199,12 @@ ALL = slice(None)
 def as_array(tensor: Tensor) -> Any:
     """Return a tensor on the CPU as an array that shares its memory, any other as it is.
 
-    NumPy has a quarter of torch's overhead for a few numbers, and the same operators.
+    NumPy has a quarter of torch's overhead for a few numbers, and the same operators. It has no bfloat16, which
+    becomes a copy in float32.
     """
-    return tensor.numpy() if tensor.device.type == "cpu" else tensor
+    if tensor.device.type != "cpu":
+        return tensor
+    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
 def array_module(tensor: Tensor) -> Any:
