@@ -42,7 +42,8 @@ def test_expect_zero_names_the_first_nonzero_entry():
     assert (part.ok, part.measured) == (False, 0.5)
     assert part.finding == "agent 1, step 2, logits changes by up to 5.0e-01, must be 0"
     assert not expect_zero("x", torch.tensor([torch.nan])).ok
-    assert expect_zero("x", torch.zeros(0, 4)).ok
+    empty = expect_zero("x", torch.zeros(0, 4))
+    assert (empty.ok, empty.finding) == (True, "nothing changes by up to 0.0e+00, must be 0")
 
 
 def test_expect_close_is_relative_to_large_values_only():

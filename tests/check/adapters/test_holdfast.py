@@ -46,6 +46,7 @@ def as_gym(obs):
 )
 def test_random_obs_lie_in_the_space(space):
     obs = RandomObs(spec_of(space)).show(draw_obs(spec_of(space), 5, 4))
+    assert draw_obs(spec_of(space), 5, 4).equal(draw_obs(spec_of(space), 5, 4))
     for agent in range(5):
         for step in range(4):
             sample = as_gym(obs[agent, step])
