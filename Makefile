@@ -21,7 +21,7 @@ train: $(RUNNABLE)
 test: $(READY) lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
 
-# The heart of every package, in a minute.
+# A sample of the tests of every package, in a minute.
 smoke: $(READY)
 	$(BIN)/python -m pytest -n 2 -m "not slow" $(SMOKE)
 

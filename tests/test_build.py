@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import holdfast
 from helpers.small_runs import LEAST
 from holdfast.build import build_policy, build_training_world, build_world, load_teacher, select_device
 from holdfast.config.run import Config, override
@@ -62,3 +63,14 @@ def test_teacher_must_be_the_folder_of_a_run(tmp_path):
     world = build_world(SMALL, CPU, agents=4, seed=0)
     with pytest.raises(ConfigError, match=r"trainer.teachers: .* is not a run's folder"):
         load_teacher(tmp_path, world, CPU)
+
+
+def test_values_of_a_teacher_need_raw_rewards(tmp_path):
+    keys = {**LEAST, "runs_dir": str(tmp_path)}
+    teacher = holdfast.train("recall", {**keys, "run": "teacher"}, quiet=True).folder
+    normalized = {**keys, "trainer.normalize_reward": True}
+    with pytest.raises(ConfigError, match=r"have different scales; write '.*teacher value=0'"):
+        holdfast.train("recall", {**normalized, "trainer.teachers": str(teacher)}, quiet=True)
+    run = holdfast.train("recall", {**normalized, "trainer.teachers": f"{teacher} value=0"}, quiet=True)
+    with pytest.raises(ConfigError, match="have different scales"):
+        holdfast.train("recall", {**keys, "trainer.teachers": str(run.folder)}, quiet=True)

@@ -1,9 +1,11 @@
 """Where errors of user code were raised, and the file that keeps their tracebacks."""
 
 import json
+from pathlib import Path
 
 import pytest
 
+import holdfast.errors
 from holdfast.errors import ConfigError, ContractError, WorkerError, located_error_text, recording_errors
 from holdfast.state_tree import get_field
 
@@ -39,6 +41,14 @@ def test_place_without_a_frame_of_user_code():
     while ours.__traceback__.tb_next:
         ours.__traceback__ = ours.__traceback__.tb_next
     assert not located_error_text(ours).endswith(")")
+
+
+def test_a_package_whose_name_starts_like_ours_is_the_users(tmp_path):
+    file = Path(holdfast.errors.__file__).parent.with_name("holdfast_envs") / "env.py"
+    code = compile("def step():\n    raise ValueError('bad')\n", str(file), "exec")
+    names = {}
+    exec(code, names)
+    assert located_error_text(error_of(names["step"])).endswith("(env.py:2)")
 
 
 def fails(kind, cause=None, note=""):

@@ -219,6 +219,20 @@ def test_wrapper_that_is_no_wrapper_is_not_called():
             holdfast.load(folder_of(config))
 
 
+def test_packages_that_register_environments_need_trust_like_any_other():
+    """A module of their name may lie in the folder one stands in."""
+    Path("minigrid.py").write_text(EVIL)
+    config = {**SMALL, "world": {"name": "gym:MiniGrid-Empty-5x5-v0", "agents": 1}}
+    with pytest.raises(ConfigError, match="names code that would be imported and run"):
+        holdfast.load(folder_of(config))
+
+
+def test_function_as_a_wrapper_is_not_called():
+    config = {**SMALL, "world": {"name": "gym:CartPole-v1", "agents": 1, "wrappers": ["rich:print"]}}
+    with pytest.raises(ConfigError, match="names a function that would be called: rich:print"):
+        holdfast.load(folder_of(config))
+
+
 def test_module_inside_the_folder_is_not_an_installed_package(monkeypatch):
     folder = folder_of({"policy": {"name": "theirs.evil:Policy"}})
     (folder / "__init__.py").write_text("")

@@ -14,13 +14,13 @@ from holdfast.checkpoint.serialization import pack_weights
 from holdfast.config.run import Config, override, read_config
 from holdfast.config.sizes import explaining_allocations
 from holdfast.config.world_names import MixtureConfig
-from holdfast.errors import AgentCountError, ConfigError, ContractError, one_line
+from holdfast.errors import AgentCountError, ConfigError, ContractError, TrustError, one_line
 from holdfast.learn import Teacher
 from holdfast.memory import require_kernel, use_kernel
 from holdfast.policies import FunctionalPolicy, LSTMWrapper, PolicyLike, make_policy, policy_name
 from holdfast.trust import names_from
 from holdfast.worlds import World, closing_world, make_world, world_options
-from holdfast.worlds.env_source import EnvLike, EnvSource, find_source, source_of
+from holdfast.worlds.env_source import PYTHON, EnvLike, EnvSource, find_source, function_source, source_of
 from holdfast.worlds.workers import WorkerPool
 
 
@@ -82,7 +82,11 @@ def with_env(config: Config, env: EnvLike | EnvSource | None) -> Config:
     """Return a config with the environment that it names as a Python object; `env` may be None or its name."""
     if env is None:
         return config
-    source = env if isinstance(env, EnvSource) else find_source(env)
+    if isinstance(env, type) and config.world.name == f"{PYTHON}{env.__name__}":
+        # Its name was `__main__:Class` in the script that trained the run.
+        source = function_source(env)
+    else:
+        source = env if isinstance(env, EnvSource) else find_source(env)
     name = source.name if isinstance(source, EnvSource) else source
     if name != config.world.name:
         raise ConfigError(f"env is {name}, but the run was trained in {config.world.name}; pass that one.")
@@ -93,7 +97,9 @@ def with_env(config: Config, env: EnvLike | EnvSource | None) -> Config:
 
 def require_same_policy(config: Config, policy: PolicyLike | None) -> None:
     """Raise if a policy that was passed is not that of the config."""
-    if policy is not None and policy_name(policy) != config.policy.name:
+    # A class was `__main__:Class` in the script that trained the run.
+    script_name = f"{PYTHON}{policy.__name__}" if isinstance(policy, type) else None
+    if policy is not None and config.policy.name not in (policy_name(policy), script_name):
         raise ConfigError(f"policy is {policy_name(policy)}, but the run trained {config.policy.name}; pass that one.")
 
 
@@ -203,6 +209,8 @@ def config_from(saved: Checkpoint) -> Config:
     try:
         with names_from(saved.path):
             return read_config(file.read_text())
+    except TrustError:
+        raise
     except (OSError, UnicodeDecodeError, ConfigError) as error:
         raise ConfigError(f"{file}: {error}") from None
 
@@ -213,7 +221,7 @@ def saved_policy_config(saved: Checkpoint, config: Config) -> Config:
     return override(config, graph) if GRAPH in saved.files else config
 
 
-def load_teacher(run: str | Path, world: World, device: torch.device) -> tuple[LSTMWrapper, dict[str, bytes]]:
+def load_teacher(run: str | Path, world: World, device: torch.device) -> tuple[LSTMWrapper, Config, dict[str, bytes]]:
     """Load the policy of a run and bind it to another world by names; return its files too: the run may change."""
     if not (Path(run) / CONFIG).exists():
         raise ConfigError(f"trainer.teachers: {run} is not a run's folder; give for example runs/NAME.")
@@ -224,7 +232,7 @@ def load_teacher(run: str | Path, world: World, device: torch.device) -> tuple[L
             policy.bind(world.spec, learn=False)
     except ContractError as error:
         raise ConfigError(f"trainer.teachers: {run} cannot act in this world: {error}") from error
-    return policy, files
+    return policy, config, files
 
 
 def build_teachers(config: Config, world: World, policy: LSTMWrapper, folder: Path | None = None) -> list[Teacher]:
@@ -234,7 +242,12 @@ def build_teachers(config: Config, world: World, policy: LSTMWrapper, folder: Pa
     for number, teacher in enumerate(config.trainer.teachers, 1):
         name = Path(teacher.run).name
         name = f"{name}-{number}" if name in teachers else name
-        loaded, files = load_teacher(teacher.run if folder is None else folder / name, world, device)
+        loaded, saved, files = load_teacher(teacher.run if folder is None else folder / name, world, device)
+        if teacher.value and (config.trainer.normalize_reward or saved.trainer.normalize_reward):
+            raise ConfigError(
+                f"trainer.teachers: with normalized rewards the values of {teacher.run} and of this run have different "
+                f"scales; write '{teacher.run} value=0', or train both with trainer.normalize_reward=false."
+            )
         teachers[name] = Teacher(name, loaded, teacher, agents=world.agents, batch_size=rows, files=files)
         teachers[name].require_same_actions(policy)
     return list(teachers.values())

@@ -1,5 +1,6 @@
 """The exceptions of Holdfast, the one-line form of any exception, where it was raised, and did-you-mean."""
 
+import os
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -15,6 +16,10 @@ class HoldfastError(Exception):
 
 class ConfigError(HoldfastError):
     """A key, a value, a name or a combination of them is wrong."""
+
+
+class TrustError(ConfigError):
+    """A file names code that is not trusted."""
 
 
 class MakeError(ConfigError):
@@ -53,8 +58,8 @@ def located_error_text(error: BaseException) -> str:
     return error_text(error) + _place_of(error)
 
 
-_HOLDFAST = str(Path(__file__).parent)
-_INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
+_HOLDFAST = str(Path(__file__).parent) + os.sep
+_INSTALLED = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib"))
 
 
 def _place_of(error: BaseException) -> str:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
 
-from holdfast.errors import ConfigError
+from holdfast.errors import TrustError
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def require_trust(name: str, module: str) -> None:
             return
         if _is_installed(module, file, Path(source.origin)):
             return
-    raise ConfigError(
+    raise TrustError(
         f"{source.origin} names code that would be imported and run: {name}{f', from {file}' if file else ''}. "
         "If you trust its author, pass --trust-code; in Python, trust_code=True."
     )
@@ -84,7 +84,7 @@ def require_trust_to_call(name: str, obj: Any) -> None:
     """Raise if an untrusted file names a function: it would be called with the options of the file."""
     source = _source.get()
     if source.origin is not None and not source.trust_code and not isinstance(obj, type):
-        raise ConfigError(
+        raise TrustError(
             f"{source.origin} names a function that would be called: {name}. If you trust its author, pass "
             "--trust-code; in Python, trust_code=True."
         )

@@ -86,6 +86,19 @@ def test_a_restored_normalizer_goes_on_as_the_saved_one():
     assert not torch.equal(fresh, results[0])
 
 
+def test_agents_that_start_a_new_episode_start_a_new_return():
+    parts, _ = rollouts(1)
+    one, other = RewardNormalizer(), RewardNormalizer()
+    one.normalize(parts[0], GAMMA)
+    saved = one.state()
+    assert saved["return"].abs().min() > 0
+    mask = torch.arange(len(saved["return"])) == 1
+    other.restore(saved)
+    other.reset_agents(mask)
+    assert torch.equal(other.state()["return"], torch.where(mask, 0.0, saved["return"]))
+    RewardNormalizer().reset_agents(mask)
+
+
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [

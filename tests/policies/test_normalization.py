@@ -189,6 +189,9 @@ def test_policies_written_by_hand_read_normalized_numbers():
     torch.testing.assert_close(outputs[0]["values"], outputs[1]["values"] * 20 - 100)
     assert torch.equal(outputs[0]["env_obs"], obs)
     assert set(outputs[0].keys()) == set(outputs[1].keys())
+    for each, td in zip(policies, inputs, strict=True):
+        each(td=td, action=action)
+    torch.testing.assert_close(outputs[0]["values"], outputs[1]["values"] * 20 - 100)
     # The statistics of a copy are its own.
     laws = holdfast.check(policy, world)
     assert {law: result.finding for law, result in laws.items() if not result.ok} == {}

@@ -34,6 +34,12 @@ def test_rollout_writes_tensordict_keys():
     assert (td["batch"] == 4).all()
 
 
+def test_a_column_of_flags_does_not_change_the_shape_of_outputs():
+    flags = torch.zeros(4, 1, dtype=torch.bool)
+    td = make_small()(batch(4, first=flags, valid=~flags))
+    assert td["actions"].shape == td["values"].shape == (4,)
+
+
 def test_update_writes_tensordict_keys():
     actions = torch.randint(3, (4, 6))
     td = make_small()(batch(4, 6), action=actions)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from holdfast.errors import ContractError
 from holdfast.monitor.replay_check import REPLAY_ALARM
-from holdfast.report.metrics import GRADIENT_ALARM, METRICS, MetricsFile, alarms, find_metric
+from holdfast.report.metrics import GRADIENT_ALARM, METRICS, MetricsFile, alarms, find_metric, read_lines
 
 
 def lines_of(path):
@@ -59,6 +59,13 @@ def test_machine_metrics_go_to_machine_jsonl(tmp_path):
         progress | {"seconds": 1.5},
     ]
     file.close()
+
+
+def test_lines_that_hold_no_metrics_are_left_out(tmp_path):
+    good = {"iteration": 1, "losses/entropy": 0.5}
+    lines = [json.dumps(good), "{", "[1]", "[" * 100_000, f'{{"iteration": 2, "x": {"9" * 400}}}']
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
+    assert read_lines(tmp_path / "metrics.jsonl") == [good, {"iteration": 2}]
 
 
 def test_unknown_metric_is_an_error(tmp_path):

@@ -85,6 +85,15 @@ def test_a_key_typed_for_a_resumed_run_comes_before_what_was_set(tmp_path):
     assert resumed.metrics["charts/learning_rate"][1:].tolist() == [0.25] * 3
 
 
+def test_a_schedule_typed_for_a_resumed_run_comes_before_what_was_set(tmp_path):
+    callbacks = [lambda iteration: iteration.set(RATE, 0.5), lambda iteration: iteration.stop()]
+    parts = train(tmp_path, config={"schedule": "none"}, callbacks=callbacks)
+    resumed = holdfast.train(resume=parts.folder, config={f"schedule.{RATE}": "linear:0"}, quiet=True)
+    rates = resumed.metrics["charts/learning_rate"][1:].tolist()
+    assert max(rates) < 0.5
+    assert rates == sorted(rates, reverse=True)
+
+
 def test_an_exception_ends_the_run_saved_and_says_where(tmp_path):
     def fail(iteration):
         if iteration.number == 3:
@@ -105,12 +114,15 @@ def test_an_exception_ends_the_run_saved_and_says_where(tmp_path):
     assert apart(full.folder, tmp_path / "parts") == []
 
 
+@pytest.mark.usefixtures("annotations_asleep")
 @pytest.mark.parametrize(
     ("act", "message"),
     [
         (lambda iteration: iteration.set("trainer.ppo.entcoef", 1), "not a number that is read .* did you mean"),
         (lambda iteration: iteration.set("trainer.batch_size", 1), "not a number that is read in every iteration"),
-        (lambda iteration: iteration.set(RATE, -1), "learning_rate=-1: input should be greater than or equal to 0"),
+        (lambda iteration: iteration.set(RATE, -1), "learning_rate=-1.0: input should be greater than or equal to 0"),
+        (lambda iteration: iteration.set(RATE, None), "learning_rate=None: float"),
+        (lambda iteration: iteration.value("trainer.ppo.entcoef"), "not a number that is read .* did you mean"),
         (lambda iteration: iteration.log("x", float("nan")), "custom/x is nan; log finite numbers"),
     ],
 )

@@ -13,7 +13,7 @@ from gymnasium.vector import SyncVectorEnv
 import holdfast
 from helpers.gym_envs import Counting
 from helpers.small_policy import Small
-from helpers.small_runs import apart, lines_of
+from helpers.small_runs import LEAST, apart, lines_of
 from holdfast.cli import main
 from holdfast.config.run import override
 from holdfast.errors import ConfigError
@@ -292,3 +292,15 @@ def test_export_of_a_run_with_objects(tmp_path):
     assert (tmp_path / "policy.pt2").stat().st_size > 1000
     with pytest.raises(ConfigError, match=r"ends in .onnx; try .*policy.onnx"):
         player.export(tmp_path / "policy.txt")
+
+
+def test_classes_of_the_script_that_trained_are_passed_by_another_program(tmp_path, monkeypatch):
+    """In the script they were `__main__:Class`."""
+    for kind in (Counting, holdfast.Fast):
+        monkeypatch.setattr(kind, "__module__", "__main__")
+    config = {**LEAST, "runs_dir": str(tmp_path)}
+    run = holdfast.train(env=Counting, policy=holdfast.Fast, config=config, quiet=True)
+    monkeypatch.undo()
+    assert holdfast.load(run.folder, env=Counting, policy=holdfast.Fast).weights_hash
+    with pytest.raises(ConfigError, match="but the run trained python:Fast"):
+        holdfast.load(run.folder, env=Counting, policy=Small)

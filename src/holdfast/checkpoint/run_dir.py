@@ -33,7 +33,7 @@ from holdfast.checkpoint.format import (
 )
 from holdfast.checkpoint.serialization import CorruptFileError
 from holdfast.config.run import Config
-from holdfast.errors import ConfigError, ContractError, writing
+from holdfast.errors import ConfigError, ContractError, one_line, writing
 from holdfast.policies import ComponentPolicy
 from holdfast.state_tree import get_field
 from holdfast.version import __version__
@@ -324,8 +324,7 @@ def load_weights(policy: nn.Module, file: Path) -> None:
     try:
         policy.load_state_dict(load_file(file))
     except (OSError, SafetensorError, RuntimeError, ContractError) as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"{file} does not hold the weights of this policy: {reason}") from error
+        raise ConfigError(f"{file} does not hold the weights of this policy: {one_line(error, 400)}") from error
     for name, weight in policy.named_parameters():
         if not bool(weight.isfinite().all()):
             raise ConfigError(f"{file} has weights that are not finite, in {name}; use an earlier checkpoint.")

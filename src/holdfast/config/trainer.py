@@ -15,7 +15,7 @@ from holdfast.config.base import (
     parse_optional,
 )
 from holdfast.config.world_names import Parts
-from holdfast.errors import did_you_mean
+from holdfast.errors import ConfigError, did_you_mean
 
 ScheduleKind = Literal["constant", "linear", "cosine", "exponential", "logarithmic"]
 KINDS: tuple[str, ...] = get_args(ScheduleKind)
@@ -184,14 +184,22 @@ SCHEDULED = tuple(
 """The keys of numbers that are read in every iteration."""
 
 
+def require_scheduled(key: str) -> None:
+    """Require the key of a number that is read in every iteration."""
+    if key not in SCHEDULED:
+        hint = did_you_mean(key, SCHEDULED, f"choose from {', '.join(SCHEDULED)}.")
+        raise ConfigError(f"{key} is not a number that is read in every iteration; {hint}")
+
+
 def with_number(trainer: TrainerConfig, key: str, value: int | float, *, prefix: str = "") -> TrainerConfig:
     """Return the config with a number that is read in every iteration; one outside of its bounds is an error.
 
     `prefix` comes before the key in errors.
     """
-    if key not in SCHEDULED:
-        hint = did_you_mean(key, SCHEDULED, f"choose from {', '.join(SCHEDULED)}.")
-        raise ValueError(f"{prefix}{key} is not a number that is read in every iteration; {hint}")
+    try:
+        require_scheduled(key)
+    except ConfigError as error:
+        raise ValueError(f"{prefix}{error}") from None
     _, *path, name = key.split(".")
     branch = getattr(trainer, path[0]) if path else trainer
     try:

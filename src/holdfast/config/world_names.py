@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError, cr
 
 from holdfast.config.base import ConfigBase, Int, first_error_message, parse_named_list, parse_optional, parse_yaml
 from holdfast.config.worlds import EXTERNAL_CONFIGS, WORLD_CONFIGS, Family, GymConfig, WorldConfig
-from holdfast.errors import ConfigError, did_you_mean
+from holdfast.errors import ConfigError, TrustError, did_you_mean
 from holdfast.registry import Registry, import_object
 from holdfast.trust import require_trust
 
@@ -184,6 +184,9 @@ def parse_world(value: Any) -> Any:
         return kind.model_validate(value)
     except ValidationError as error:
         raise ValueError(first_error_message(error, "world.")) from None
+    except TrustError:
+        # Not an error of the config: pydantic would report it as one.
+        raise
     except ConfigError as error:
         raise ValueError(str(error)) from None
 

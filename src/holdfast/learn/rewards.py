@@ -10,7 +10,7 @@ from holdfast.policies.normalization import CLIP, RunningStats
 from holdfast.rollout import Segments
 from holdfast.rollout.segments import reverse_scan, shift_left
 from holdfast.state_tree import get_field, get_tensor_like
-from holdfast.types import Float, Tensor
+from holdfast.types import Bool, Float, Tensor
 
 
 class RewardNormalizer:
@@ -30,14 +30,14 @@ class RewardNormalizer:
         tail = segments.tail.unflatten(0, segments.agent_shape)[:, -1]
         ended = shift_left(steps["dones"] | steps["truncateds"], tail["dones"] | tail["truncateds"])
         rewards, valid = shift_left(steps["rewards"], tail["rewards"]), steps["valid"]
-        if not len(self._return):
-            self._return = torch.zeros_like(rewards[:, 0])
-            self._stats.to(rewards.device)
+        # What a checkpoint holds is on the CPU.
+        self._stats.to(rewards.device)
+        self._return = self._return.to(rewards.device) if len(self._return) else torch.zeros_like(rewards[:, 0])
         if self._return.shape != rewards[:, 0].shape:
             raise ContractError(
                 f"saved returns are {list(self._return.shape)}, must be [{len(rewards)}], one an agent."
             )
-        returns = discounted_returns(rewards, valid, ended, self._return.to(rewards.device), gamma)
+        returns = discounted_returns(rewards, valid, ended, self._return, gamma)
         self._return = torch.where(ended[:, -1], 0.0, returns[:, -1])
         self._stats.update(returns, valid)
         std = self._stats.std.to(rewards.dtype)
@@ -55,7 +55,11 @@ class RewardNormalizer:
             raise ContractError("saved returns must be finite numbers")
         self._return = returns
         self._stats.load_state_dict(stats)
-        self._stats.to(self._return.device)
+
+    def reset_agents(self, mask: Bool[Tensor, " A"]) -> None:
+        """Clear the returns of agents that start a new episode."""
+        if len(self._return):
+            self._return = torch.where(mask.to(self._return.device), 0.0, self._return)
 
 
 def discounted_returns(

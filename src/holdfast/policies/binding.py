@@ -101,6 +101,7 @@ class Binding(nn.Module):
         self._set_names(policy, features, actions)
         self.spec, (self._feature_index, self._action_index) = spec, tables
         self.blank = None if spec.features else zero_obs(spec.observation_space, rows=1)
+        self._action_bounds = None
         if isinstance(spec.action, spaces.Box):
             bounds = torch.from_numpy(np.stack([spec.action.low, spec.action.high]))
             self._action_bounds = bounds.to(next(policy.parameters()).device)

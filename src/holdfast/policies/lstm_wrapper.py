@@ -204,19 +204,27 @@ RAW_OBS = "raw_obs"
 
 def normalize_by_hooks(policy: LSTMWrapper) -> None:
     """Let a `forward` written by hand read normalized observations and write normalized values."""
-    policy.register_forward_pre_hook(_normalize_obs)
-    policy.register_forward_hook(_denormalize_values)
+    policy.register_forward_pre_hook(_normalize_obs, with_kwargs=True)
+    policy.register_forward_hook(_denormalize_values, with_kwargs=True)
 
 
-def _normalize_obs(policy: LSTMWrapper, args: tuple[Any, ...]) -> None:
-    td, normalizer = args[0], policy.obs_norm
+def _batch_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> TensorDictBase:
+    return args[0] if args else kwargs["td"]
+
+
+def _normalize_obs(policy: LSTMWrapper, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    normalizer = policy.obs_norm
     if normalizer is not None:
+        td = _batch_of(args, kwargs)
         td[RAW_OBS], td["env_obs"] = td["env_obs"], normalizer(td["env_obs"])
 
 
-def _denormalize_values(policy: LSTMWrapper, args: tuple[Any, ...], output: TensorDictBase) -> None:
-    td, statistics = args[0], policy.value_norm
-    if RAW_OBS in td:
+def _denormalize_values(
+    policy: LSTMWrapper, args: tuple[Any, ...], kwargs: dict[str, Any], output: TensorDictBase
+) -> None:
+    statistics = policy.value_norm
+    if policy.obs_norm is not None:
+        td = _batch_of(args, kwargs)
         td["env_obs"] = td.pop(RAW_OBS)
     for key in ("values", "value"):
         if statistics is not None and key in output:

@@ -113,8 +113,10 @@ class FunctionalPolicy(LSTMWrapper, ABC):
         A dictionary of tensors `[B]` or `[B,T]` does as well as a TensorDict, and costs less.
         """
         clear, valid, obs = reset_mask(td, self.clear_on), td.get("valid", None), td["env_obs"]
-        batch = clear.shape
-        if not isinstance(td, dict):
+        if isinstance(td, dict):
+            batch, valid = clear.shape, None if valid is None else valid.bool()
+        else:
+            batch = td.batch_size
             B, T = _rows_and_steps(td)
             shape = (B,) if T == 1 and td.batch_dims == 1 else (B, T)
             clear, valid = clear.reshape(shape), None if valid is None else valid.bool().reshape(shape)

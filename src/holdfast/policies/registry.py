@@ -18,7 +18,7 @@ from holdfast.policies.lstm_wrapper import LSTMWrapper, normalize_by_hooks
 from holdfast.policies.normalization import ObsNormalizer, RunningStats, normalized_spec
 from holdfast.policies.recurrent_policy import FunctionalPolicy, RecurrentPolicy
 from holdfast.registry import Registry
-from holdfast.worlds.env_source import importable_name
+from holdfast.worlds.env_source import PYTHON, importable_name
 from holdfast.worlds.step import World, WorldSpec
 
 COMPONENT = "component:"
@@ -37,8 +37,6 @@ register_policy = POLICIES.register
 
 PolicyLike = str | type[LSTMWrapper] | LSTMWrapper
 """A policy: its name, its class, or an object that is trained as it is."""
-PYTHON = "python:"
-"""Prefix of the names of objects, and of classes that cannot be imported by their name."""
 
 
 def policy_name(policy: PolicyLike) -> str:
@@ -89,7 +87,7 @@ def make_policy(
             torch.manual_seed(seed)
         policy = build(policy_spec, **options)
     policy.bind(spec)
-    if not isinstance(policy, FunctionalPolicy):
+    if (normalize_obs or normalize_value) and not isinstance(policy, FunctionalPolicy):
         normalize_by_hooks(policy)
     policy.obs_norm = ObsNormalizer(spec.observation_space) if normalize_obs and not spec.features else None
     policy.value_norm = RunningStats() if normalize_value else None

@@ -77,8 +77,8 @@ class VectorEncoder(nn.Module):
     """Two tanh layers over a flattened array.
 
     Tanh bounds the input of the memory by 1 however large observations are, so its gates do not saturate. Numbers with
-    bounds at most `MAX_RANGE` apart are scaled to [-1,1], others read as they are, which
-    `policy.normalize_obs` changes.
+    bounds at most `MAX_RANGE` apart are scaled to [-1,1]; others are read as they are, or normalized with
+    `policy.normalize_obs`.
     """
 
     def __init__(self, low: np.ndarray, high: np.ndarray, size: int) -> None:

@@ -109,7 +109,7 @@ class LearningAlarms:
     def _has_collapsed(self, entropy: float, first: float) -> bool:
         """Whether the entropy is next to none; that of a Gaussian has no zero, but falls with its deviation."""
         if self._box_size:
-            return math.exp((entropy - first) / self._box_size) < COLLAPSED
+            return (entropy - first) / self._box_size < math.log(COLLAPSED)
         return entropy < COLLAPSED * first
 
     def _progress(self, metrics: Metrics, iteration: int) -> Iterator[tuple[str, str]]:
@@ -130,8 +130,8 @@ class LearningAlarms:
         yield (
             "return",
             f"the return does not rise: {short_number(first, 3)} in the first iterations, {short_number(now, 3)} at "
-            f"iteration {iteration:,} of {config.iterations:,}. Type {' '.join(self._normalization) or entropy}, or "
-            "give it more steps (trainer.total_timesteps).",
+            f"iteration {iteration:,} of {config.iterations:,}. If more is possible, type "
+            f"{' '.join(self._normalization) or entropy}, or give it more steps (trainer.total_timesteps).",
         )
         if since and explained is not None:
             fix = f"{REWARD}, or " if REWARD in self._normalization else ""

@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from io import FileIO
@@ -185,11 +186,13 @@ def read_lines(path: Path) -> list[dict[str, int | float]]:
 def _numbers_of(text: str) -> dict[str, int | float]:
     try:
         values = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     if not isinstance(values, dict):
         return {}
-    return {name: value for name, value in values.items() if isinstance(value, int | float) and math.isfinite(value)}
+    numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
+    # No metric is NaN, infinite, or an integer of hundreds of digits.
+    return {name: value for name, value in numbers.items() if abs(value) <= sys.float_info.max}
 
 
 MACHINE = "machine.jsonl"

@@ -40,7 +40,7 @@ class ResumePoint:
     """Messages about damaged checkpoints that were skipped."""
     changed: str = ""
     """Keys whose values changed, as text."""
-    typed: tuple[str, ...] = ()
+    override_keys: tuple[str, ...] = ()
     """Keys that were given for the resumed run."""
 
     @property
@@ -58,7 +58,7 @@ class ResumePoint:
         load_plans(saved.environment.get("kernels"))
         restarted = trainer.restore(saved)
         # What is typed now comes before what a callback has set.
-        trainer.unset(self.typed)
+        trainer.unset(key.removeprefix("schedule.") for key in self.override_keys)
         log_state = get_field(saved.trainer(), "files", dict)
         folder.append_provenance(policy_files(self.config, policy), command)
         with writing(folder.checkpoints):

@@ -32,8 +32,8 @@ def config_of_new_run(
             raise ConfigError(f"config is a whole Config; leave out the recipe {recipe!r}, or pass the keys to change.")
         base, recipe = config, ""
     else:
-        typed = next((str(keys[key]) for key in WORLD if key in keys), None)
-        recipe = recipe or recipe_for(world or typed)
+        world_key = next((str(keys[key]) for key in WORLD if key in keys), None)
+        recipe = recipe or recipe_for(world or world_key)
         base = find_recipe(recipe)
     keys |= _policy_keys(policy, keys)
     if world is not None:

@@ -133,8 +133,8 @@ def train(
     is handled. With `quiet` nothing is printed but alarms. `command` is what is written to command.txt.
     """
     require_callbacks(callbacks)
-    typed = ", ".join(_format_arguments(recipe, config, env, policy, resume))
-    command = command or f"holdfast.train({typed})"
+    arguments = ", ".join(_format_arguments(recipe, config, env, policy, resume))
+    command = command or f"holdfast.train({arguments})"
     with ExitStack() as stack:
         stack.enter_context(trusting(trust_code))
         if resume is None:

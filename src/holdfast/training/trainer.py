@@ -10,7 +10,7 @@ from holdfast.checkpoint.format import Checkpoint, TrainingSnapshot
 from holdfast.checkpoint.run_dir import load_weights
 from holdfast.checkpoint.serialization import CorruptFileError, clone_tree
 from holdfast.config.run import Config
-from holdfast.config.trainer import TrainerConfig, with_number
+from holdfast.config.trainer import TrainerConfig, require_scheduled, with_number
 from holdfast.errors import ConfigError, ContractError, WorkerError, one_line
 from holdfast.learn import Learner, Teacher, trainer_config_at, weight_metrics
 from holdfast.monitor import TrainingMonitor
@@ -78,6 +78,7 @@ class Trainer:
 
     def value(self, key: str) -> float | None:
         """Return the number of a `trainer.` key in the next iteration, by its schedule if it has one."""
+        require_scheduled(key)
         config = trainer_config_at(self._config, self.iteration / self.iterations, self._numbers)
         return attrgetter(key.removeprefix("trainer."))(config)
 
@@ -88,10 +89,11 @@ class Trainer:
         part of checkpoints.
         """
         try:
-            with_number(self._config.trainer, key, value)
-        except ValueError as error:
-            raise ConfigError(str(error)) from None
-        self._numbers[key] = float(value)
+            number = float(value)
+            with_number(self._config.trainer, key, number)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{key}={value}: {error}" if isinstance(error, TypeError) else str(error)) from None
+        self._numbers[key] = number
 
     def unset(self, keys: Iterable[str]) -> None:
         """Go back to the config for some keys."""
@@ -217,6 +219,8 @@ class Trainer:
             self._monitor.resets.reset_agents(restarted.mask)
             for teacher in self._teachers:
                 teacher.reset_agents(restarted.mask)
+            if self._learner.reward_normalizer is not None:
+                self._learner.reward_normalizer.reset_agents(restarted.mask)
         return restarted
 
 

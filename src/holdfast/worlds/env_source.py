@@ -102,12 +102,12 @@ def find_source(env: EnvLike) -> str | EnvSource:
         return f"gym:{env}" if is_id else env
     if isinstance(env, type):
         # By its name a vector environment would have to take the number of agents.
-        return (None if issubclass(env, VectorEnv) else importable_name(env)) or _function_source(env)
+        return (None if issubclass(env, VectorEnv) else importable_name(env)) or function_source(env)
     source = _source_of_object(env, lambda: env, is_object=True)
     if source is not None:
         return source
     if callable(env):
-        return _function_source(env)
+        return function_source(env)
     raise ConfigError(
         f"env={env!r} is {type(env).__name__}; give the id of a Gymnasium environment, the name of a world, an "
         "environment, a vector environment, a world, or a function or class that makes one."
@@ -136,7 +136,7 @@ def _source_of_object(env: Any, make: Callable[[], Any], *, is_object: bool) -> 
     return None
 
 
-def _function_source(make: Callable[..., Any]) -> EnvSource:
+def function_source(make: Callable[..., Any]) -> EnvSource:
     """Return the source of a function or class; what it makes decides, unless it takes the number of agents."""
     name = getattr(make, "__name__", type(make).__name__)
     is_env = isinstance(make, type) and issubclass(make, gymnasium.Env | VectorEnv)

@@ -204,7 +204,7 @@ def as_array(tensor: Tensor) -> Any:
     """
     if tensor.device.type != "cpu":
         return tensor
-    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy(force=True)
 
 
 def array_module(tensor: Tensor) -> Any:

@@ -5,7 +5,7 @@ import re
 
 from holdfast.errors import ConfigError, one_line
 from holdfast.install import pip_install
-from holdfast.registry import import_object, load_module
+from holdfast.registry import import_named, import_object
 
 PACKAGES = {
     r"ALE/|\w+NoFrameskip-v\d": ("ale_py", "ale-py opencv-python-headless"),
@@ -25,7 +25,7 @@ def import_package_of(env_id: str, name: str) -> None:
             continue
         if importlib.util.find_spec(module) is None:
             raise ConfigError(f"gym:{name}: {module} is not installed; {pip_install(install)}.")
-        load_module(name, module, "gym:")
+        import_named(name, module, "gym:")
         if module in REGISTRARS:
             import_object(REGISTRARS[module], "gym:")()
 

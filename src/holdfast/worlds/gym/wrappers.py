@@ -36,10 +36,9 @@ def _import_wrapper(text: str) -> NamedWrap:
     if isinstance(wrapper, type) and not {"reset", "step"} <= set(dir(wrapper)):
         # Checked before the call: psutil.Popen could run any program.
         raise ConfigError(f"{KEY}{text}: {wrapper!r} is not a wrapper, which has reset() and step().")
-    if call.args or call.kwargs:
-        # The arguments of a file could make any function do anything, such as overwrite a file.
-        require_trust_to_call(call.name, wrapper)
-        require_trust_in([*call.args, call.kwargs])
+    # The arguments of a file could make any function do anything, such as overwrite a file.
+    require_trust_to_call(call.name, wrapper)
+    require_trust_in([*call.args, call.kwargs])
     _require_arguments(text, call, wrapper)
     return text, partial(_wrap, wrapper, call)
 
