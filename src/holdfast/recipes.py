@@ -143,16 +143,20 @@ def constant() -> Config:
 
 
 def _cartpole_run(world: worlds.WorldConfig, *, steps: int = 250_000, learning_rate_end: float = 2e-4) -> Config:
-    """`fast` with one memory layer and gamma 0.99: actions matter for about a hundred steps."""
+    """`fast` with one memory layer and gamma 0.99: actions matter for about a hundred steps.
+
+    Without normalization the narrow layers of `fast` saturate at this learning rate, and nothing is learned.
+    """
     return _run(
         world,
         _ppo(gamma=0.99, gae_lambda=0.95, clip_coef=0.2, ent_coef=0.005),
-        policy=PolicyConfig(name="fast", num_layers=1),
+        policy=PolicyConfig(name="fast", num_layers=1, normalize_obs=True),
         steps=steps,
         horizon=64,
         learning_rate=2e-3,
         learning_rate_end=learning_rate_end,
         eval_episodes=100,
+        normalize_reward=True,
     )
 
 

@@ -60,7 +60,7 @@ def test_async_envpool_run_equals_sync_run(tmp_path):
     for world in ("envpool", "envpool async"):
         *updates, _ = lines_of(holdfast.train("general", {**keys, **WORLDS[world], "run": world.replace(" ", "_")}))
         results.append([[line[key] for key in ("global_step", "charts/episodes")] for line in updates])
-        results[-1] += [pytest.approx(updates[0]["losses/value_loss"], rel=1e-4)]
+        results[-1] += [pytest.approx(updates[-1]["losses/value_loss"], rel=1e-4)]
     assert results[0] == results[1]
 
 

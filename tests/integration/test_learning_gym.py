@@ -32,7 +32,8 @@ def test_autoreset_modes_give_the_same_training(tmp_path):
     ]
     for lines in (same, after):
         *updates, scores = lines
-        assert max(line["memory/replay_error"] for line in updates) <= 1e-5
+        # The first iteration only fills the statistics of normalization.
+        assert max(line["memory/replay_error"] for line in updates[1:]) <= 1e-5
         for line in updates:
             # Every step is rewarded with 1, so the return is the number of valid steps.
             assert line["charts/episodic_return"] == pytest.approx(line["charts/episodic_length"], abs=1e-6)
@@ -50,5 +51,5 @@ def test_async_envpool_cartpole_is_learned_with_memory(tmp_path):
     assert run.summary["eval/return_mean"] >= 200
     assert run.summary["eval/return_mean_memory_cleared"] <= 75
     updates = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()][:-1]
-    assert max(line["memory/replay_error"] for line in updates) <= 1e-5
+    assert max(line["memory/replay_error"] for line in updates[1:]) <= 1e-5
     assert all(line["memory/resets"] == line["memory/resets_due"] for line in updates)

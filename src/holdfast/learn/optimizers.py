@@ -23,9 +23,7 @@ def make_optimizers(policy: LSTMWrapper, config: OptimizerConfig) -> dict[str, O
 
     Muon (Jordan et al. 2024) optimizes the hidden matrices, at AdamW's learning rate, and AdamW the rest.
     """
-    # One call for all weights. On a GPU torch's default does as well.
     options = _options(config)
-    options["fused"] = next(policy.parameters()).device.type == "cpu" or None
     momentum = options.pop("momentum")
     if config.name == "adam":
         return {"Adam": torch.optim.Adam(policy.parameters(), **options)}
