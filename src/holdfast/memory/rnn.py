@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, ClassVar, Literal, NamedTuple, final
 
+import numpy as np
 import torch
 from tensordict import TensorDict
 from torch import nn
@@ -27,6 +28,10 @@ CLOSED = -1e4
 """A gate with this bias is exactly 0 in every float type, and with +1e4 exactly 1."""
 
 
+FEW_ROWS = 24
+"""Up to so many rows a step by `torch.lstm_cell` takes less than by `torch.lstm`: half at 8."""
+
+
 class StackedRNN(Cell):
     """Stacked recurrent layers; the state has a leaf `[B,L,H]` for each of `state_keys`.
 
@@ -38,6 +43,8 @@ class StackedRNN(Cell):
     reference_step: ClassVar[reference.Step]
     torch_kernel: ClassVar[Callable[..., tuple[Tensor, ...]]]
     """`torch.lstm` or `torch.gru`."""
+    torch_cell: ClassVar[Callable[..., Any]]
+    """`torch.lstm_cell` or `torch.gru_cell`: one step of one layer."""
     triton_kernel: ClassVar[Literal["lstm", "gru"]]
     """Our kernel's name in kernels/ops.py, which is imported when it is about to run."""
     num_flags: ClassVar[int]
@@ -65,15 +72,19 @@ class StackedRNN(Cell):
         """Process one step `[B,D]` or one segment `[B,T,D]`."""
         require_fit(self, x, state, clear)
         device = x.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else self._gate_bias.dtype
+        autocast = torch.is_autocast_enabled(device)
+        dtype = torch.get_autocast_dtype(device) if autocast else self._gate_bias.dtype
         if self._has_kernel(x.device, dtype):
             return self._forward_kernel(x, state, clear, valid, dtype)
         first_B11 = (clear if x.dim() == 2 else clear[:, 0])[:, None, None]
         # torch.where, because 0 x NaN is NaN.
         entry = [torch.where(first_B11, 0.0, state[leaf]) for leaf in self.state_keys]
         if x.dim() == 2:
-            y_B1H, after = self._forward_dense(x[:, None], entry)
-            y = y_B1H[:, 0]
+            if device == "cpu" and len(x) <= FEW_ROWS and not autocast:
+                y, after = self._forward_step(x, entry)
+            else:
+                y_B1H, after = self._forward_dense(x[:, None], entry)
+                y = y_B1H[:, 0]
             if valid is not None:
                 pairs, valid_B11 = zip(after, entry, strict=True), valid[:, None, None]
                 y, after = torch.where(valid[:, None], y, 0.0), [torch.where(valid_B11, *pair) for pair in pairs]
@@ -153,6 +164,16 @@ class StackedRNN(Cell):
         )
         return y_TBH.transpose(0, 1), [leaf_LBH.transpose(0, 1) for leaf_LBH in after]
 
+    def _forward_step(self, x_BD: Tensor, entry: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        y, layers = x_BD, []
+        for number, weights in enumerate(self.rnn.all_weights):
+            before = [leaf[:, number] for leaf in entry]
+            # torch.gru_cell takes and returns one tensor where torch.lstm_cell takes and returns two.
+            after = self.torch_cell(y, before, *weights) if before[1:] else [self.torch_cell(y, before[0], *weights)]
+            y = after[0]
+            layers.append(after)
+        return y, [torch.stack(leaf, dim=1) for leaf in zip(*layers, strict=True)]
+
     def _forward_packed(
         self, x_BTD: Tensor, entry: Sequence[Tensor], clear_BT: Tensor, valid_BT: Tensor
     ) -> tuple[Tensor, list[Tensor]] | None:
@@ -189,6 +210,7 @@ class LSTM(StackedRNN):
     state_keys = ("h", "c")
     reference_step = staticmethod(reference.lstm_step)
     torch_kernel = staticmethod(torch.lstm)
+    torch_cell = staticmethod(torch.lstm_cell)
     triton_kernel = "lstm"
     num_flags = 2
     # The output depends on tanh(c) only.
@@ -232,6 +254,7 @@ class GRU(StackedRNN):
     state_keys = ("h",)
     reference_step = staticmethod(reference.gru_step)
     torch_kernel = staticmethod(torch.gru)
+    torch_cell = staticmethod(torch.gru_cell)
     triton_kernel = "gru"
     num_flags = 3
     bounded_state = staticmethod(itemgetter("h"))
@@ -264,49 +287,47 @@ class RowBalance(NamedTuple):
 
     longest: int
     """Slots of the longest packed row, at least 1."""
-    total_B: Int[Tensor, " B"]
+    total_B: np.ndarray
     """Slots of each packed row."""
-    row_BT: Int[Tensor, "B T"]
+    row_BT: np.ndarray
     """The packed row of each step."""
-    end_BT: Int[Tensor, "B T"]
+    end_BT: np.ndarray
     """Slots of that packed row up to and including each step."""
 
 
-def balance_rows(
-    start_BT: Bool[Tensor, "B T"], valid_BT: Bool[Tensor, "B T"], end_BT: Int[Tensor, "B T"]
-) -> RowBalance:
+def balance_rows(start_BT: np.ndarray, valid_BT: np.ndarray, end_BT: np.ndarray) -> RowBalance:
     """Move the episodes after a reset from rows with many resets to rows with few.
 
     `end_BT` counts the slots of each row. Rows stay as they are if there are few of them, or if moving
     does not shorten the longest.
     """
     B, T = start_BT.shape
-    total_B = end_BT[:, -1]
-    row_B, step_T = (torch.arange(size, device=end_BT.device) for size in (B, T))
-    unmoved = RowBalance(max(1, int(total_B.max())), total_B, row_B[:, None].expand(B, T), end_BT)
+    total_B, row_B, step_T = end_BT[:, -1], np.arange(B), np.arange(T)
+    unmoved = RowBalance(max(1, int(total_B.max())), total_B, np.broadcast_to(row_B[:, None], (B, T)), end_BT)
     if B < MIN_ROWS:
         return unmoved
     # Each row is cut at the start nearest to its middle.
-    nearness_BT = torch.where(start_BT, T - (step_T - T // 2).abs(), 0)
-    nearness_B, cut_B = nearness_BT.max(1)
-    starts_B = nearness_B > 0
+    nearness_BT = np.where(start_BT, T - abs(step_T - T // 2), 0)
+    cut_B = nearness_BT.argmax(1)
+    starts_B = nearness_BT[row_B, cut_B] > 0
     tail_BT = starts_B[:, None] & (step_T >= cut_B[:, None])
-    before_BT = end_BT - valid_BT.long() - 1
-    head_B = torch.where(starts_B, before_BT.gather(1, cut_B[:, None])[:, 0], total_B)
+    before_BT = end_BT - valid_BT - 1
+    head_B = np.where(starts_B, before_BT[row_B, cut_B], total_B)
     # Rows without a start come first in both orders, in the same sequence: they are not moved.
-    longest_first = torch.where(starts_B, -head_B, -total_B.new_tensor(3 * T)).argsort(stable=True)
-    shortest_first = torch.where(starts_B, total_B - head_B, -1).argsort(stable=True)
-    new_row_B = torch.empty_like(row_B).scatter_(0, shortest_first, longest_first)
+    longest_first = np.where(starts_B, -head_B, -3 * T).argsort(kind="stable")
+    shortest_first = np.where(starts_B, total_B - head_B, -1).argsort(kind="stable")
+    new_row_B, new_total_B = np.empty_like(row_B), np.empty_like(total_B)
+    new_row_B[shortest_first] = longest_first
     shift_B = head_B[new_row_B] - head_B
-    new_total_B = torch.empty_like(total_B).scatter_(0, new_row_B, total_B + shift_B)
+    new_total_B[new_row_B] = total_B + shift_B
     longest = max(1, int(new_total_B.max()))
     if longest >= unmoved.longest:
         return unmoved
     return RowBalance(
         longest,
         new_total_B,
-        torch.where(tail_BT, new_row_B[:, None], row_B[:, None]),
-        torch.where(tail_BT, end_BT + shift_B[:, None], end_BT),
+        np.where(tail_BT, new_row_B[:, None], row_B[:, None]),
+        np.where(tail_BT, end_BT + shift_B[:, None], end_BT),
     )
 
 
@@ -351,28 +372,34 @@ class PackingPlan:
 def plan_packing(clear_BT: Bool[Tensor, "B T"], valid_BT: Bool[Tensor, "B T"], dtype: torch.dtype) -> PackingPlan:
     """Assign a slot to every valid step, and a reset slot before each clear inside the segment.
 
-    A clear at step 0 needs none: the caller clears the entry state.
+    A clear at step 0 needs none: the caller clears the entry state. Planned by NumPy, which has a third of torch's
+    overhead for each of some forty operations.
     """
-    B, T = clear_BT.shape
-    reset_BT = clear_BT.clone()
-    reset_BT[:, 0] = False
-    end_BT = torch.cumsum(reset_BT.long() + valid_BT, dim=1)
-    rows = balance_rows(reset_BT, valid_BT, end_BT)
+    (B, T), device = clear_BT.shape, clear_BT.device
+    valid, reset = valid_BT.cpu().numpy(), clear_BT.cpu().numpy().copy()
+    reset[:, 0] = False
+    end = np.cumsum(reset.astype(np.int64) + valid, 1)
+    rows = balance_rows(reset, valid, end)
     no_slot = rows.longest * B
-    slot_BT = torch.where(valid_BT, (rows.end_BT - 1) * B + rows.row_BT, no_slot)
-    step_of = torch.full((no_slot + 1,), -1, device=clear_BT.device)
-    step_of[slot_BT.flatten()] = torch.arange(B * T, device=clear_BT.device)
-    idle_SB = (step_of[:-1] < 0).unflatten(0, (rows.longest, B))
-    padding_SB = torch.arange(rows.longest, device=clear_BT.device)[:, None] >= rows.total_B
-    last_row_B, invalid = rows.row_BT[:, -1], valid_BT.logical_not().flatten()
+    slot = np.where(valid, (rows.end_BT - 1) * B + rows.row_BT, no_slot).ravel()
+    step_of = np.full(no_slot + 1, -1)
+    step_of[slot] = np.arange(B * T)
+    idle = step_of[:-1] < 0
+    padding = (np.arange(rows.longest)[:, None] >= rows.total_B).ravel()
+    last_row = rows.row_BT[:, -1].copy()
+
+    def to_device(array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(device)
+
+    flags = to_device(np.stack([idle & ~padding, padding, ~idle], -1))
     return PackingPlan(
         length=rows.longest,
-        step_of=RowIndex(step_of[:-1].clamp(min=0), idle_SB.flatten().nonzero().flatten()),
-        slot_of=RowIndex(slot_BT.flatten().clamp(max=no_slot - 1), invalid.nonzero().flatten()),
-        row_B=last_row_B,
-        last_B=(rows.total_B[last_row_B] - 1).clamp(min=0) * B + last_row_B,
-        empty_B=end_BT[:, -1] == 0,
-        flags_SB3=torch.stack([idle_SB & ~padding_SB, padding_SB, ~idle_SB], dim=-1).to(dtype),
+        step_of=RowIndex(to_device(step_of[:-1].clip(min=0)), to_device(idle.nonzero()[0])),
+        slot_of=RowIndex(to_device(slot.clip(max=no_slot - 1)), to_device((~valid).ravel().nonzero()[0])),
+        row_B=to_device(last_row),
+        last_B=to_device((rows.total_B[last_row] - 1).clip(min=0) * B + last_row),
+        empty_B=to_device(end[:, -1] == 0),
+        flags_SB3=flags.unflatten(0, (rows.longest, B)).to(dtype),
     )
 
 
