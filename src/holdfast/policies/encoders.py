@@ -88,7 +88,7 @@ def _onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ten
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 
-class Linear(nn.Linear):
+class LinearLayer(nn.Linear):
     """A linear layer that is fast on every processor."""
 
     def forward(self, input: Float[Tensor, "N D"]) -> Float[Tensor, "N O"]:
@@ -210,8 +210,8 @@ class BoxEncoder(nn.Module):
         self.conv1 = self.box.read_by(orthogonal(Conv(self.box.channels, 64, kernel_size=5, stride=3)))
         self.conv2 = orthogonal(Conv(64, 64, kernel_size=3))
         rows, columns = ((side - 5) // 3 + 1 - 2 for side in (self.box.rows, self.box.columns))
-        self.fc1 = orthogonal(Linear(64 * rows * columns, 128))
-        self.fc2 = orthogonal(Linear(128, size))
+        self.fc1 = orthogonal(LinearLayer(64 * rows * columns, 128))
+        self.fc2 = orthogonal(LinearLayer(128, size))
 
     def forward(self, obs: UInt8[Tensor, "N M 3"]) -> Float[Tensor, "N D"]:
         """Encode `[N,M,3]` tokens."""
