@@ -8,7 +8,6 @@ from tensordict import TensorDictBase
 from holdfast.learn.advantage import Targets
 from holdfast.policies import ActionDistribution
 from holdfast.policies.normalization import all_reduce_sum
-from holdfast.policies.recurrent_policy import PolicyBatch
 from holdfast.types import Bool, Float, Tensor
 
 
@@ -102,7 +101,7 @@ def teacher_value_loss(
 
 
 def ppo_loss(
-    outputs: PolicyBatch,
+    outputs: TensorDictBase,
     steps: TensorDictBase,
     targets: Targets,
     *,

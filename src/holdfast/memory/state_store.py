@@ -174,7 +174,7 @@ class StateStore:
         """Within this context, `read` returns `entry` and `write` does nothing."""
         if self._entry is not None:
             raise ContractError("A replay is already open; leave its `with` block before the next one.")
-        self._entry = entry.detach() if entry.requires_grad else entry
+        self._entry = entry.detach()
         try:
             yield
         finally:
