@@ -51,8 +51,8 @@ def test_a_package_whose_name_starts_like_ours_is_the_users(tmp_path):
     assert located_error_text(error_of(names["step"])).endswith("(env.py:2)")
 
 
-def fails(kind, cause=None, note=""):
-    error = kind("It fails.")
+def fails(kind, cause=None, note="", message="It fails."):
+    error = kind(message)
     if note:
         error.add_note(note)
     raise error from cause
@@ -84,3 +84,11 @@ def test_file_that_cannot_be_written_is_named(tmp_path):
     message = r"It fails\. Its traceback could not be written to .*: "
     with pytest.raises(ContractError, match=message), recording_errors(lambda: tmp_path):
         fails(ContractError, ValueError("x"))
+
+
+def test_exceptions_of_other_code_than_ours_become_one_line(tmp_path):
+    file = tmp_path / "error.txt"
+    line = r"^The policy, or code that it calls, raised ValueError: bad \(test_errors.py:\d+\)\. Its traceback is in "
+    with pytest.raises(ContractError, match=line), recording_errors(lambda: file):
+        fails(ValueError, None, message="bad")
+    assert file.read_text().splitlines()[-2].endswith("ValueError: bad")

@@ -64,10 +64,17 @@ _INSTALLED = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "pur
 
 def _place_of(error: BaseException) -> str:
     """Return the innermost line of the user's own code, or else of an installed package; of ours there is none."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).is_absolute()]
-    own = [frame for frame in frames if not frame.filename.startswith((_HOLDFAST, *_INSTALLED))]
-    innermost = [frame for frame in frames[-1:] if not frame.filename.startswith(_HOLDFAST)]
-    return "".join(f" ({Path(frame.filename).name}:{frame.lineno})" for frame in (own or innermost)[-1:])
+    innermost = [frame for frame in _frames(error)[-1:] if not frame.filename.startswith(_HOLDFAST)]
+    return "".join(f" ({Path(frame.filename).name}:{frame.lineno})" for frame in (_own_frames(error) or innermost)[-1:])
+
+
+def _own_frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """Return the lines of the user's own code."""
+    return [frame for frame in _frames(error) if not frame.filename.startswith((_HOLDFAST, *_INSTALLED))]
+
+
+def _frames(error: BaseException) -> list[traceback.FrameSummary]:
+    return [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).is_absolute()]
 
 
 def user_traceback(error: BaseException) -> str:
@@ -98,6 +105,14 @@ def recording_errors(file: Callable[[], Path]) -> Iterator[None]:
         if user_traceback(error):
             error.args = (f"{error} {record_error(error, file())}",)
         raise
+    except (HoldfastError, OSError):
+        raise
+    except Exception as error:
+        if not _own_frames(error):
+            raise
+        raised = ContractError(f"The policy, or code that it calls, raised {located_error_text(error)}.")
+        raised.__cause__ = error
+        raise ContractError(f"{raised} {record_error(raised, file())}") from error
 
 
 @contextmanager

@@ -35,8 +35,9 @@ def load_object(name: str, key: str) -> Any:
     module = load_module(name, module_name, key)
     if attribute not in dir(module):
         public = [word for word in dir(module) if not word.startswith("_")]
-        hint = did_you_mean(attribute, public, "")
-        raise ConfigError(f"{key}{name}: {module_name} has no class {attribute}. {hint}".rstrip())
+        guess = did_you_mean(attribute, public, "")
+        hint = guess.replace("did you mean ", f"; did you mean {module_name}:") if guess else "."
+        raise ConfigError(f"{key}{name}: {module_name} has no class {attribute}{hint}")
     return getattr(module, attribute)
 
 

@@ -5,7 +5,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from holdfast.config.run import OTHER_NAMES, Config, all_keys, lookup, override, read_config
+from holdfast.config.base import OTHER_NAMES
+from holdfast.config.run import Config, all_keys, lookup, override, read_config
 from holdfast.config.trainer import TrainerConfig
 from holdfast.errors import ConfigError
 from holdfast.recipes import find_recipe

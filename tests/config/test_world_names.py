@@ -165,7 +165,7 @@ def test_user_world_training(tmp_path):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("coin_worlds:Coi", "has no class Coi. did you mean Coin?"),
+        ("coin_worlds:Coi", "has no class Coi; did you mean coin_worlds:Coin?"),
         ("coin_worlds:NUMBER", "5 is neither a class nor a function"),
         ("coin_worlds:Homeless", r"Homeless\(agents, \*, seed, device, ...\); this one takes size"),
         ("coin_word:Coin", "No module named 'coin_word'; is it on the Python path"),
@@ -234,7 +234,7 @@ def test_prefixed_ids():
     assert world.spec.observation_space.shape == (4,)
     world = make_world("popgym:RepeatFirstEasy", agents=2)
     assert world.spec.observation_space == gymnasium.spaces.Discrete(4)
-    with pytest.raises(ConfigError, match="did you mean CartPole-v"):
+    with pytest.raises(ConfigError, match="did you mean gym:CartPole-v"):
         make_world("gym:CartPol-v1", agents=1)
     assert make_world("popgym:popgym-RepeatFirstEasy-v0", agents=1).agents == 1
     message = r"world.name=popgym:RepeatFirstEazy: popgym has no such .* did you mean RepeatFirstEasy\?"

@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import gymnasium
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -17,6 +18,7 @@ from holdfast.build import build_policy, build_world
 from holdfast.checkpoint.run_dir import load_weights
 from holdfast.cli import main
 from holdfast.config.run import Config, override
+from holdfast.errors import ConfigError, ContractError
 from holdfast.policies import POLICIES
 from holdfast.recipes import find_recipe
 from holdfast.report.console import RunConsole
@@ -386,3 +388,22 @@ def test_sigint_saves_and_exits_with_code_1(tmp_path):
     untrained = {key: leaf.clone() for key, leaf in policy.state_dict().items()}
     load_weights(policy, folder / "checkpoints" / "latest" / "model.safetensors")
     assert not same_weights(untrained, policy.state_dict())
+
+
+@pytest.mark.usefixtures("annotations_asleep")
+def test_an_environment_in_the_place_of_the_recipe_is_named():
+    with pytest.raises(ConfigError, match="is not the name of a recipe; pass an environment as env="):
+        holdfast.train(gymnasium.make("CartPole-v1"))
+
+
+def test_an_exception_of_the_policys_code_is_one_line_and_its_traceback_a_file(tmp_path):
+    class Late(POLICIES["example"]):
+        def encode(self, obs):
+            if self.training and torch.is_grad_enabled():
+                raise ValueError("late failure")
+            return super().encode(obs)
+
+    with pytest.raises(ContractError, match=r"raised ValueError: late failure \(test_train.py:\d+\)\. Its traceback"):
+        holdfast.train("recall", {**TINY, "runs_dir": str(tmp_path)}, policy=Late)
+    (file,) = tmp_path.glob("*/error.txt")
+    assert "in encode" in file.read_text()

@@ -18,7 +18,7 @@ from holdfast.evaluation.evaluate import evaluate
 from holdfast.policies import make_policy
 from holdfast.rollout import Collector
 from holdfast.worlds import Step, WorldSpec, make_world
-from holdfast.worlds.checked_world import CheckedWorld, checked, raise_violations
+from holdfast.worlds.checked_world import VIOLATIONS, CheckedWorld, checked, raise_violations
 
 A, END = 3, 4
 
@@ -283,3 +283,13 @@ def test_tensordict_batch_size_is_checked():
 
     with pytest.raises(ContractError, match=r"World Bare, reset\(\): obs has batch_size \[\], must be \[3\]"):
         CheckedWorld(Bare()).reset()
+
+
+@pytest.mark.parametrize("bits", [1 << len(VIOLATIONS), 1 << 40, -1])
+def test_saved_violations_that_do_not_exist_are_refused(bits):
+    world = CheckedWorld(make_world("recall", agents=4))
+    world.reset()
+    saved = world.state()
+    saved["violations"][2] = bits
+    with pytest.raises(ContractError, match="'violations' has bits that stand for no violation"):
+        world.restore(saved)

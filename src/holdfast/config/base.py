@@ -2,17 +2,39 @@
 
 import re
 import shlex
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
+from holdfast.errors import did_you_mean
+
 LONGEST_DELAY = 1_000_000
 MOST_NODES = 100_000
 """Values in one YAML text."""
 MOST_SHOWN = 200
 """Characters of a wrong value in an error."""
+OTHER_NAMES = {
+    "trainer.optimizer.learning_rate": ("lr",),
+    "world.agents": ("n_envs", "num_envs", "num_agents", "n_agents", "envs"),
+    "trainer.batch_size (steps of all agents)": ("n_steps", "num_steps", "rollout_length", "train_batch_size"),
+    "trainer.minibatch_size": ("mini_batch_size", "minibatch", "sgd_minibatch_size"),
+    "trainer.update_epochs": ("n_epochs", "num_epochs", "epochs", "num_sgd_iter"),
+    "trainer.total_timesteps": ("timesteps", "total_steps", "n_timesteps", "steps"),
+    "trainer.bptt_horizon": ("seq_len", "sequence_length", "horizon"),
+    "trainer.ppo.gamma": ("discount", "discount_factor"),
+    "trainer.ppo.gae_lambda": ("lam", "lambda", "gae"),
+    "trainer.ppo.ent_coef": ("entropy_coef", "entropy_coeff", "ent"),
+    "trainer.ppo.vf_coef": ("value_coef", "vf_loss_coeff"),
+    "trainer.ppo.clip_coef": ("clip_range", "clip_param", "clip_ratio", "clip"),
+    "trainer.num_workers": ("workers", "n_workers"),
+    "policy.hidden_size": ("lstm_hidden_size", "hidden_dim", "lstm_hidden_dim"),
+    "world=gym:ID": ("env", "env_id", "env_name", "environment"),
+    "run": ("run_name", "exp_name"),
+}
+"""Keys, as a hint writes them, and their names in other libraries."""
 
 
 class ConfigBase(BaseModel):
@@ -179,6 +201,23 @@ def first_error_message(error: ValidationError, prefix: str = "") -> str:
     value = str(first["input"])
     shown = value if len(value) <= MOST_SHOWN else f"{value[:MOST_SHOWN]}…"
     return f"{prefix}{key}={shown}: {message.rstrip('.')}."
+
+
+def key_hint(key: str, keys: Iterable[str], otherwise: str = "`holdfast train --help` lists all keys.") -> str:
+    """Return a guess at the intended key, by its spelling or by its name in another library."""
+    leaf = key.rpartition(".")[2]
+    inside = [name for name in keys if name.startswith(f"{key}.")]
+    if inside:
+        return f"it is a branch; its keys are {', '.join(inside[:3])} and so on."
+    same_leaf = [name for name in keys if name.rpartition(".")[2] == leaf]
+    known = {"world", *keys}
+    elsewhere = [name for name, words in OTHER_NAMES.items() if leaf in words and re.split("[ =]", name)[0] in known]
+    # Where the leaf is a name of ours, the path is misspelt.
+    if elsewhere and not (same_leaf and "." in key):
+        return f"did you mean {elsewhere[0]}?"
+    if same_leaf and "." not in key:
+        return f"did you mean {' or '.join(same_leaf)}?"
+    return did_you_mean(key, keys, otherwise)
 
 
 Int = Annotated[int, BeforeValidator(parse_int)]

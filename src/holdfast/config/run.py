@@ -8,7 +8,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
-from holdfast.config.base import ConfigBase, Int, OptionalInt, first_error_message, keys_of, parse_name, parse_optional
+from holdfast.config.base import (
+    ConfigBase,
+    Int,
+    OptionalInt,
+    first_error_message,
+    key_hint,
+    keys_of,
+    parse_name,
+    parse_optional,
+)
 from holdfast.config.trainer import (
     KINDS,
     SCHEDULED,
@@ -23,25 +32,6 @@ from holdfast.config.worlds import WORLD_CONFIGS, RecallConfig, WorldConfig
 from holdfast.errors import ConfigError, did_you_mean
 
 SCHEDULE = "schedule."
-OTHER_NAMES = {
-    "trainer.optimizer.learning_rate": ("lr",),
-    "world.agents": ("n_envs", "num_envs", "num_agents", "n_agents", "envs"),
-    "trainer.batch_size (steps of all agents)": ("n_steps", "num_steps", "rollout_length", "train_batch_size"),
-    "trainer.minibatch_size": ("mini_batch_size", "minibatch", "sgd_minibatch_size"),
-    "trainer.update_epochs": ("n_epochs", "num_epochs", "epochs", "num_sgd_iter"),
-    "trainer.total_timesteps": ("timesteps", "total_steps", "n_timesteps", "steps"),
-    "trainer.bptt_horizon": ("seq_len", "sequence_length", "horizon"),
-    "trainer.ppo.gamma": ("discount", "discount_factor"),
-    "trainer.ppo.gae_lambda": ("lam", "lambda", "gae"),
-    "trainer.ppo.ent_coef": ("entropy_coef", "entropy_coeff", "ent"),
-    "trainer.ppo.vf_coef": ("value_coef", "vf_loss_coeff"),
-    "trainer.ppo.clip_coef": ("clip_range", "clip_param", "clip_ratio", "clip"),
-    "trainer.num_workers": ("workers", "n_workers"),
-    "policy.hidden_size": ("lstm_hidden_size", "hidden_dim", "lstm_hidden_dim"),
-    "world=gym:ID": ("env", "env_id", "env_name", "environment"),
-    "run": ("run_name", "exp_name"),
-}
-"""Keys, as a hint writes them, and their names in other libraries."""
 
 
 class PolicyConfig(ConfigBase):
@@ -181,7 +171,7 @@ def override(config: Config, overrides: Mapping[str, Any]) -> Config:
             tree["schedule"] = _merge_schedules(tree["schedule"], key.removeprefix(SCHEDULE), value, keys)
             continue
         if key not in keys:
-            hint = _world_hint(key, world, keys) if key.startswith("world.") else _hint(key, keys)
+            hint = _world_hint(key, world, keys) if key.startswith("world.") else key_hint(key, keys)
             raise ConfigError(f"There is no key {key!r}; {hint}")
         branch = tree
         *path, leaf = key.split(".")
@@ -250,21 +240,6 @@ def _expand_alias(key: str, value: Any) -> tuple[str, Any]:
     if key == "agent":
         return "policy.name", f"component:{value}"
     return key, value
-
-
-def _hint(key: str, keys: Iterable[str]) -> str:
-    leaf = key.rpartition(".")[2]
-    inside = [name for name in keys if name.startswith(f"{key}.")]
-    if inside:
-        return f"it is a branch; its keys are {', '.join(inside[:3])} and so on."
-    same_leaf = [name for name in keys if name.rpartition(".")[2] == leaf]
-    elsewhere = [name for name, words in OTHER_NAMES.items() if leaf in words]
-    # Where the leaf is a name of ours, the path is misspelt.
-    if elsewhere and not (same_leaf and "." in key):
-        return f"did you mean {elsewhere[0]}?"
-    if same_leaf and "." not in key:
-        return f"did you mean {' or '.join(same_leaf)}?"
-    return did_you_mean(key, keys, "`holdfast train --help` lists all keys.")
 
 
 def _world_hint(key: str, world: str, keys: Iterable[str]) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from holdfast.config.run import Config
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, ContractError
 
 STEP_BYTES = 32
 """Least bytes of a stored step: reward, value, log-probability, action and flags, without the observation."""
@@ -32,7 +32,7 @@ def explaining_allocations(config: Config) -> Iterator[None]:
     """Raise a failed allocation as one line that names the keys to lower."""
     try:
         yield
-    except (MemoryError, RuntimeError) as error:
+    except (MemoryError, RuntimeError, ContractError) as error:
         amount = re.search(r"llocate (\d[\d.]* \w+)", str(error))
         if amount is None and not isinstance(error, MemoryError):
             raise

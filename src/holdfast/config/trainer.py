@@ -10,12 +10,13 @@ from holdfast.config.base import (
     Int,
     Interval,
     first_error_message,
+    key_hint,
     keys_of,
     parse_named_list,
     parse_optional,
 )
 from holdfast.config.world_names import Parts
-from holdfast.errors import ConfigError, did_you_mean
+from holdfast.errors import ConfigError
 
 ScheduleKind = Literal["constant", "linear", "cosine", "exponential", "logarithmic"]
 KINDS: tuple[str, ...] = get_args(ScheduleKind)
@@ -187,7 +188,7 @@ SCHEDULED = tuple(
 def require_scheduled(key: str) -> None:
     """Require the key of a number that is read in every iteration."""
     if key not in SCHEDULED:
-        hint = did_you_mean(key, SCHEDULED, f"choose from {', '.join(SCHEDULED)}.")
+        hint = key_hint(key, SCHEDULED, f"choose from {', '.join(SCHEDULED)}.")
         raise ConfigError(f"{key} is not a number that is read in every iteration; {hint}")
 
 

@@ -91,5 +91,5 @@ def call(callbacks: Sequence[Callback], iteration: TrainingIteration) -> None:
         try:
             callback(iteration)
         except Exception as error:
-            text = f"callback {name}, iteration {iteration.number}: {located_error_text(error)}."
+            text = f"callback {name}, iteration {iteration.number}: {located_error_text(error).rstrip('.')}."
             raise ContractError(text) from error

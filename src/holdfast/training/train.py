@@ -132,6 +132,8 @@ def train(
     Ctrl-C ends a run after the current iteration, saved, and returns it; in other threads than the main one no signal
     is handled. With `quiet` nothing is printed but alarms. `command` is what is written to command.txt.
     """
+    if recipe is not None and not isinstance(recipe, str):
+        raise ConfigError(f"{recipe!r} is not the name of a recipe; pass an environment as env=….")
     require_callbacks(callbacks)
     arguments = ", ".join(_format_arguments(recipe, config, env, policy, resume))
     command = command or f"holdfast.train({arguments})"

@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 import torch
 
 from holdfast.errors import ContractError, HoldfastError, located_error_text
-from holdfast.state_tree import get_field, get_tensor_like
+from holdfast.state_tree import get_field, get_tensor_like, mismatch
 from holdfast.types import Int, Shaped, Tensor
 from holdfast.worlds.obs import Obs, StepSchema, has_discrete, out_of_range, tensors_of
 from holdfast.worlds.reshard import reshard
@@ -110,6 +110,8 @@ class CheckedWorld(Checked):
         steps = get_field(state, "steps", int)
         likes = {name: torch.zeros(self.agents, dtype=dtype) for name, dtype in TRACKED.items()}
         tracked = {f"_{name}": get_tensor_like(state, name, like) for name, like in likes.items()}
+        if bool((tracked["_violations"] >> len(VIOLATIONS)).any()):
+            raise mismatch("'violations' has bits that stand for no violation")
         restarted = restore_world(self.world, get_field(state, "world", dict))
         self._steps = steps
         vars(self).update(tracked)

@@ -65,7 +65,7 @@ def test_wrappers_are_applied_innermost_first():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        ({"env": "CartPole-v9"}, r"gym:CartPole-v9 is not registered; did you mean CartPole-v1\?"),
+        ({"env": "CartPole-v9"}, r"gym:CartPole-v9 is not registered; did you mean gym:CartPole-v1\?"),
         ({"env": "Zzzzzzzz"}, r"gym:Zzzzzzzz is not registered; write package:ID for an id"),
         (
             {"env": "no_such_thing:X-v0"},
@@ -73,7 +73,7 @@ def test_wrappers_are_applied_innermost_first():
         ),
         (
             {"env": "helpers.gym_envs:Count"},
-            "helpers.gym_envs:Count is not registered; did you mean helpers.gym_envs:(Counting|count)",
+            "helpers.gym_envs:Count is not registered; did you mean gym:helpers.gym_envs:(Counting|count)",
         ),
         ({"env": "helpers.gym_envs:X-v0"}, "helpers.gym_envs:X-v0 is not registered"),
         (
@@ -85,6 +85,10 @@ def test_wrappers_are_applied_innermost_first():
         (
             {"env": Counting, "wrappers": ["helpers.gym_envs:Nope"]},
             "world.wrappers=helpers.gym_envs:Nope: .* has no class Nope",
+        ),
+        (
+            {"env": "CartPole-v1", "wrappers": "TimeLimit(max_episode_steps=5)"},
+            r"did you mean gymnasium.wrappers:TimeLimit\(max_episode_steps=5\)\?",
         ),
         (
             {"env": Counting, "wrappers": [lambda env: 1 / 0]},

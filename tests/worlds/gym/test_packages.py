@@ -70,7 +70,9 @@ def test_package_of_an_id_is_imported(tmp_path, monkeypatch):
         # With its preset, unless wrappers are set.
         assert world.reset().obs.tolist() == [[4000, -1] * 2] * 2
         assert make_world("gym:FakeGrid-Corridor-v0", 1, wrappers=()).reset().obs.tolist() == [[0, -1]]
-        with pytest.raises(ConfigError, match=r"FakeGrid-Corrider-v0 is not registered; did you mean FakeGrid-Corr"):
+        with pytest.raises(
+            ConfigError, match=r"FakeGrid-Corrider-v0 is not registered; did you mean gym:FakeGrid-Corr"
+        ):
             make_world("gym:FakeGrid-Corrider-v0", 2)
     finally:
         gymnasium.registry.pop("FakeGrid-Corridor-v0", None)
@@ -80,7 +82,7 @@ def test_package_of_an_id_is_imported(tmp_path, monkeypatch):
 def test_ids_of_other_namespaces_are_not_offered():
     with pytest.raises(ConfigError, match=r"^gym:Other/Ant-v5 is not registered; write package:ID"):
         GymWorld(1, env="Other/Ant-v5")
-    with pytest.raises(ConfigError, match=r"did you mean CartPole-v1\?"):
+    with pytest.raises(ConfigError, match=r"did you mean gym:CartPole-v1\?"):
         GymWorld(1, env="CartPol-v1")
 
 

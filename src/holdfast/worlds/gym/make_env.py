@@ -89,7 +89,7 @@ def _registered(env_id: str, name: str, prefix: str, alternatives: Sequence[str]
         namespace = _namespace(env_id)
         near = [registered for registered in map(str, gymnasium.registry) if _namespace(registered) == namespace]
         guess = did_you_mean(env_id, [*near, *alternatives], "")
-        hint = guess.replace("mean ", f"mean {prefix}") + " " if guess else ""
+        hint = guess.replace("mean ", f"mean gym:{prefix}") + " " if guess else ""
         raise ConfigError(
             f"gym:{name} is not registered; {hint}write package:ID for an id that a package registers, "
             "package.module:Class for a class."

@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import gymnasium
+
 from holdfast.config.wrapper_list import WrapperCall, parse_wrapper, split_wrappers
 from holdfast.errors import ConfigError, did_you_mean, one_line
 from holdfast.registry import import_named, import_object
@@ -31,6 +33,8 @@ def _import_wrapper(text: str) -> NamedWrap:
         call = parse_wrapper(text)
     except ValueError as error:
         raise ConfigError(f"{KEY}{text}: {error}.") from None
+    if call.name in gymnasium.wrappers.__all__:
+        raise ConfigError(f"{KEY}{text}: did you mean gymnasium.wrappers:{text}?")
     import_named(call.name, call.name.partition(":")[0], KEY)
     wrapper = import_object(call.name, KEY)
     if isinstance(wrapper, type) and not {"reset", "step"} <= set(dir(wrapper)):
