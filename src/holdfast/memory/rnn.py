@@ -74,7 +74,9 @@ class StackedRNN(Cell):
         # torch.where, because 0 x NaN is NaN.
         entry = [torch.where(first_B11, 0.0, state[leaf]) for leaf in self.state_keys]
         if x.dim() == 2:
-            if device == "cpu" and len(x) <= FEW_ROWS and not autocast:
+            # An exported policy takes any number of rows.
+            is_eager_on_cpu = device == "cpu" and not autocast and not torch.compiler.is_compiling()
+            if is_eager_on_cpu and len(x) <= FEW_ROWS:
                 y, after = self._forward_step(x, entry)
             else:
                 y_B1H, after = self._forward_dense(x[:, None], entry)
