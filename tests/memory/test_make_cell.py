@@ -32,7 +32,7 @@ def test_cells_are_found_by_name_and_by_path():
     ("name", "message"),
     [
         ("gruu", "did you mean gru"),
-        ("holdfast.memory.rnn:plan_packing", "not a subclass of holdfast.memory.cell.Cell"),
+        ("holdfast.memory.packing:plan_packing", "not a subclass of holdfast.memory.cell.Cell"),
         ("holdfast.nowhere:GRU", "policy.memory=holdfast.nowhere:GRU"),
     ],
 )

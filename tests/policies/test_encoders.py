@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.policies.encoders import BoxEncoder, Conv, TokensToBox
+from holdfast.policies.encoders import MANY_ROWS, BoxEncoder, Conv, LinearLayer, TokensToBox
 from holdfast.worlds import Feature
 from holdfast.worlds.tokens import GLOBAL, PADDING
 
@@ -107,3 +107,51 @@ def test_conv_of_zero_rows():
     assert Conv(3, 4, kernel_size=3, stride=2)(torch.zeros(0, 3, 7, 9)).shape == (0, 4, 3, 4)
     with pytest.raises(TypeError, match="padding"):
         Conv(3, 4, kernel_size=3, padding=1)
+
+
+@pytest.mark.parametrize("rows", [MANY_ROWS - 1, MANY_ROWS, 5 * MANY_ROWS])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_linear_layer_equals_that_of_torch(rows, bias, dtype):
+    torch.manual_seed(0)
+    layer = LinearLayer(13, 9, bias=bias).to(dtype)
+    x, grad = torch.randn(rows, 13, dtype=dtype), torch.randn(rows, 9, dtype=dtype)
+    results = []
+    for forward in (layer, lambda x: torch.nn.functional.linear(x, layer.weight, layer.bias)):
+        layer.zero_grad()
+        leaf = x.clone().requires_grad_()
+        y = forward(leaf)
+        y.backward(grad)
+        results.append([y, leaf.grad, *(weight.grad for weight in layer.parameters())])
+    for actual, expected in zip(*results, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_linear_layer_is_onednn_for_many_rows_only():
+    layer = LinearLayer(3, 2)
+    names = [type(layer(torch.zeros(rows, 3)).grad_fn).__name__ for rows in (MANY_ROWS - 1, MANY_ROWS)]
+    assert names == ["AddmmBackward0", "_OneDNNLinearBackward"]
+
+
+def test_linear_layer_without_onednn():
+    layer, x = LinearLayer(3, 2), torch.ones(MANY_ROWS, 3)
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        assert type(layer(x).grad_fn).__name__ == "AddmmBackward0"
+    finally:
+        torch._C._set_mkldnn_enabled(before)
+
+
+def test_frozen_weights_get_no_gradient():
+    layer, x = LinearLayer(3, 2).requires_grad_(False), torch.ones(MANY_ROWS, 3, requires_grad=True)
+    layer(x).sum().backward()
+    assert layer.weight.grad is None
+    assert x.grad is not None
+
+
+def test_last_convolution_reads_channels_last_and_first_alike():
+    torch.manual_seed(0)
+    conv, x = Conv(4, 5, kernel_size=3), torch.randn(6, 4, 3, 3)
+    channels_last = x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+    torch.testing.assert_close(conv(x), conv(channels_last))

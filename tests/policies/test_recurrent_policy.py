@@ -53,6 +53,27 @@ def test_update_writes_tensordict_keys():
     assert (td["bptt"] == 6).all()
 
 
+@pytest.mark.parametrize("shape", [(4,), (4, 6)])
+@pytest.mark.parametrize("clear_on", ["episode", "trial", "never"])
+@pytest.mark.parametrize("acts", [True, False])
+def test_dictionaries_and_tensordicts_give_the_same(shape, clear_on, acts):
+    policy = make_small(clear_on=clear_on)
+    valid, trial = torch.rand(2, *shape) < 0.6
+    td = batch(*shape, valid=valid, trial=trial, draws=torch.rand(shape))
+    action = None if acts else torch.randint(3, shape)
+    inputs = dict(td.items()) | {"training_env_id_start": 0}
+    outputs, states = [], []
+    for call in (td, inputs):
+        policy.reset_memory()
+        outputs.append(policy(call, action=action))
+        states.append(policy.store.snapshot().tree)
+    assert outputs[1] is inputs
+    for key in {"actions", "act_log_prob", "values", "entropy", "value", "full_log_probs"} & set(inputs):
+        assert outputs[0][key].equal(outputs[1][key]), key
+    assert ("actions" in inputs, "entropy" in inputs) == (acts, not acts)
+    assert all(leaf.equal(states[1][key]) for key, leaf in states[0].items())
+
+
 def test_existing_bptt_and_batch_are_kept():
     td = batch(4, bptt=torch.ones(4, dtype=torch.long), batch=torch.full((4,), 4))
     before = td["bptt"]

@@ -293,3 +293,31 @@ def test_saved_violations_that_do_not_exist_are_refused(bits):
     saved["violations"][2] = bits
     with pytest.raises(ContractError, match="'violations' has bits that stand for no violation"):
         world.restore(saved)
+
+
+@pytest.mark.parametrize("name", ["obs", "reward", "terminated", "truncated", "first", "valid", "trial", "last_obs"])
+@pytest.mark.parametrize("change", ["dtype", "shape"])
+def test_later_steps_of_plain_tensors_are_checked_too(name, change, annotations_asleep):
+    class Changing:
+        def __init__(self):
+            self.world, self.t = make_world("recall", agents=3, truncate=True), 0
+            self.agents, self.spec = self.world.agents, self.world.spec
+
+        def reset(self):
+            return self.world.reset()
+
+        def step(self, actions):
+            step, self.t = self.world.step(actions), self.t + 1
+            if self.t < 3:
+                return step
+            tensor = getattr(step, name)
+            other = tensor[:2] if change == "shape" else tensor.int()
+            return replace(step, **{name: other})
+
+    world = CheckedWorld(Changing())
+    world.reset()
+    actions = torch.zeros(3, dtype=torch.long)
+    for _ in range(2):
+        world.step(actions)
+    with pytest.raises(ContractError, match=f"step 3: {name} is"):
+        world.step(actions)

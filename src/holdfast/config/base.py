@@ -210,8 +210,8 @@ def key_hint(key: str, keys: Iterable[str], otherwise: str = "`holdfast train --
     if inside:
         return f"it is a branch; its keys are {', '.join(inside[:3])} and so on."
     same_leaf = [name for name in keys if name.rpartition(".")[2] == leaf]
-    known = {"world", *keys}
-    elsewhere = [name for name, words in OTHER_NAMES.items() if leaf in words and re.split("[ =]", name)[0] in known]
+    names = {"world", *keys}
+    elsewhere = [name for name, words in OTHER_NAMES.items() if leaf in words and re.split("[ =]", name)[0] in names]
     # Where the leaf is a name of ours, the path is misspelt.
     if elsewhere and not (same_leaf and "." in key):
         return f"did you mean {elsewhere[0]}?"

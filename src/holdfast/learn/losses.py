@@ -8,6 +8,7 @@ from tensordict import TensorDictBase
 from holdfast.learn.advantage import Targets
 from holdfast.policies import ActionDistribution
 from holdfast.policies.normalization import all_reduce_sum
+from holdfast.policies.recurrent_policy import PolicyBatch
 from holdfast.types import Bool, Float, Tensor
 
 
@@ -101,7 +102,7 @@ def teacher_value_loss(
 
 
 def ppo_loss(
-    outputs: TensorDictBase,
+    outputs: PolicyBatch,
     steps: TensorDictBase,
     targets: Targets,
     *,

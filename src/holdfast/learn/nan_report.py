@@ -4,19 +4,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from tensordict import TensorDictBase
 
 from holdfast.learn.advantage import Targets
 from holdfast.learn.replay import replay
 from holdfast.learn.teachers import TeacherOutput
 from holdfast.policies import LSTMWrapper
+from holdfast.policies.recurrent_policy import PolicyBatch
 from holdfast.rollout import Segments
 from holdfast.rollout.nan_checks import NonFiniteError, agent_list, first_few, non_finite_in, require_finite_weights
 from holdfast.types import Int, Tensor
 from holdfast.worlds.obs import tensors_of
 
 UNCHANGED = "the weights are those before this minibatch"
-LossFunction = Callable[[TensorDictBase, Segments, Targets, Sequence[TeacherOutput]], tuple[Tensor, dict[str, Tensor]]]
+LossFunction = Callable[[PolicyBatch, Segments, Targets, Sequence[TeacherOutput]], tuple[Tensor, dict[str, Tensor]]]
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
-from tensordict import TensorDictBase
 from torch import nn
 
 from holdfast.config.trainer import PPOConfig, TrainerConfig
@@ -17,6 +16,7 @@ from holdfast.learn.replay import burn_in_live, burn_in_rows, measure_staleness,
 from holdfast.learn.rewards import RewardNormalizer
 from holdfast.learn.teachers import TeacherOutput
 from holdfast.policies import LSTMWrapper
+from holdfast.policies.recurrent_policy import PolicyBatch
 from holdfast.rollout import Collector, Segments
 from holdfast.rollout.segments import (
     annealed_beta,
@@ -73,7 +73,7 @@ def normalize_advantages(
 
 def compute_loss(
     policy: LSTMWrapper,
-    outputs: TensorDictBase,
+    outputs: PolicyBatch,
     segments: Segments,
     targets: Targets,
     teacher_outputs: Sequence[TeacherOutput] = (),
@@ -155,8 +155,10 @@ class Learner:
     ) -> None:
         self.policy, self.config, self.seed = policy, config, seed
         self.optimizers = optimizers.make_optimizers(policy, config.optimizer)
+        # Listed once: to find them, torch walks through all modules.
+        self._weights = list(policy.parameters())
         with torch.no_grad():
-            self.initial_weights = [weight.clone() for weight in policy.parameters()]
+            self.initial_weights = [weight.clone() for weight in self._weights]
         self.weight_bounds = optimizers.initial_bounds(policy)
         """Largest initial entry of each weight matrix, for weight clipping."""
         self.clip_reward = clip_reward
@@ -299,7 +301,7 @@ class Learner:
         loss, metrics, values, log_ratio = self._backward(rows, targets, config, teacher_outputs, monitor)
         if monitor is not None:
             monitor.on_gradients(self.policy)
-        norm = nn.utils.clip_grad_norm_(self.policy.parameters(), ppo.max_grad_norm)
+        norm = nn.utils.clip_grad_norm_(self._weights, ppo.max_grad_norm)
         if not bool(torch.isfinite(norm + loss)):
             batch = (rows, targets, teacher_outputs)
             report = NonFiniteReport(self.policy, segments, index, *batch, self._loss_function(ppo))

@@ -6,17 +6,18 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from holdfast.policies import LSTMWrapper
-from holdfast.rollout.segments import POLICY_INPUTS, BurnIn, Segments, policy_td
+from holdfast.policies.recurrent_policy import PolicyBatch
+from holdfast.rollout.segments import POLICY_INPUTS, BurnIn, Segments, policy_batch, policy_inputs
 from holdfast.types import Float, Tensor
 from holdfast.worlds import Step
 from holdfast.worlds.obs import tensors_of
 
 
-def replay(policy: LSTMWrapper, segments: Segments) -> TensorDictBase:
+def replay(policy: LSTMWrapper, segments: Segments) -> PolicyBatch:
     """Evaluate the stored actions of segments with current weights, from the entry states."""
-    td = policy_td(segments.steps.select(*POLICY_INPUTS))
+    batch = policy_batch(policy, policy_inputs(segments.steps))
     with policy.replay(segments.entry_state):
-        return policy(td, action=segments.steps["actions"])
+        return policy(batch, action=segments.steps["actions"])
 
 
 STALENESS_AGENTS = 16
@@ -28,7 +29,7 @@ def state_after(policy: LSTMWrapper, steps: TensorDictBase, state: TensorDict) -
     """Return the state after steps `[B,T]`, with current weights; the live states do not change."""
     with policy.store.scratch(len(steps)):
         policy.store.write(0, state)
-        policy(policy_td(steps.select(*POLICY_INPUTS), start=0), action=steps["actions"])
+        policy(policy_batch(policy, policy_inputs(steps), start=0), action=steps["actions"])
         return policy.store.read(0, len(steps)).clone()
 
 
@@ -120,14 +121,14 @@ def _next_step_kl(
     rows = {key: field[sample] for key, field in fields.items()}
     draws = policy.actions.no_draws(len(sample), sample.device)
 
-    def outputs(state: TensorDict) -> TensorDictBase:
+    def outputs(state: TensorDict) -> PolicyBatch:
         with policy.replay(state):
-            return policy(policy_td(rows, draws=draws))
+            return policy(policy_batch(policy, rows, draws=draws))
 
     return _kl_sums(policy, outputs(after), outputs(live), step.valid[sample])
 
 
-def _kl_sums(policy: LSTMWrapper, fresh: TensorDictBase, stored: TensorDictBase, valid: Tensor) -> Tensor:
+def _kl_sums(policy: LSTMWrapper, fresh: PolicyBatch, stored: PolicyBatch, valid: Tensor) -> Tensor:
     key = policy.actions.key
     kl = policy.actions.kl(fresh[key], stored[key])
     return torch.stack([torch.where(valid, kl, 0.0).sum(), valid.sum().to(kl.dtype)])

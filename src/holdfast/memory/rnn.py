@@ -1,15 +1,9 @@
-"""LSTM and GRU cells. State is reset here, on three paths: dense, packed and our kernels.
-
-Packing turns segments with resets inside into one dense call (the CPU path). A reset becomes a slot of its own before
-the step that starts the episode: its gates are closed, so the state that leaves it is zero. Shorter packed rows end in
-padding slots, which keep their state.
-"""
+"""LSTM and GRU cells. State is reset here, on three paths: dense, packed and our kernels."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any, ClassVar, Literal, NamedTuple, final
+from typing import Any, ClassVar, Literal, final
 
 import torch
 from tensordict import TensorDict
@@ -18,13 +12,18 @@ from torch import nn
 from holdfast.errors import ContractError
 from holdfast.memory import kernels, reference
 from holdfast.memory.cell import Cell, CellOutput, Inputs, Mask, cast_like, require_fit, stack_and_detach
-from holdfast.types import Bool, Float, Int, Tensor
+from holdfast.memory.packing import PackingPlan, plan_packing
+from holdfast.types import Tensor
 
 Kernel = Literal["auto", "torch", "triton"]
 """What runs a segment: torch.lstm or torch.gru, or our Triton kernels; auto: ours where the GPU can."""
 
 CLOSED = -1e4
 """A gate with this bias is exactly 0 in every float type, and with +1e4 exactly 1."""
+
+
+FEW_ROWS = 24
+"""Up to so many rows a step by `torch.lstm_cell` takes less than by `torch.lstm`: half at 8."""
 
 
 class StackedRNN(Cell):
@@ -38,6 +37,8 @@ class StackedRNN(Cell):
     reference_step: ClassVar[reference.Step]
     torch_kernel: ClassVar[Callable[..., tuple[Tensor, ...]]]
     """`torch.lstm` or `torch.gru`."""
+    torch_cell: ClassVar[Callable[..., Any]]
+    """`torch.lstm_cell` or `torch.gru_cell`: one step of one layer."""
     triton_kernel: ClassVar[Literal["lstm", "gru"]]
     """Our kernel's name in kernels/ops.py, which is imported when it is about to run."""
     num_flags: ClassVar[int]
@@ -65,15 +66,21 @@ class StackedRNN(Cell):
         """Process one step `[B,D]` or one segment `[B,T,D]`."""
         require_fit(self, x, state, clear)
         device = x.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else self._gate_bias.dtype
+        autocast = torch.is_autocast_enabled(device)
+        dtype = torch.get_autocast_dtype(device) if autocast else self._gate_bias.dtype
         if self._has_kernel(x.device, dtype):
             return self._forward_kernel(x, state, clear, valid, dtype)
         first_B11 = (clear if x.dim() == 2 else clear[:, 0])[:, None, None]
         # torch.where, because 0 x NaN is NaN.
         entry = [torch.where(first_B11, 0.0, state[leaf]) for leaf in self.state_keys]
         if x.dim() == 2:
-            y_B1H, after = self._forward_dense(x[:, None], entry)
-            y = y_B1H[:, 0]
+            # An exported policy takes any number of rows.
+            is_eager_on_cpu = device == "cpu" and not autocast and not torch.compiler.is_compiling()
+            if is_eager_on_cpu and len(x) <= FEW_ROWS:
+                y, after = self._forward_step(x, entry)
+            else:
+                y_B1H, after = self._forward_dense(x[:, None], entry)
+                y = y_B1H[:, 0]
             if valid is not None:
                 pairs, valid_B11 = zip(after, entry, strict=True), valid[:, None, None]
                 y, after = torch.where(valid[:, None], y, 0.0), [torch.where(valid_B11, *pair) for pair in pairs]
@@ -105,7 +112,7 @@ class StackedRNN(Cell):
         return a, b, c, d
 
     @abstractmethod
-    def _layer_packed(self, number: int, x_SBD: Tensor, before: list[Tensor], plan: "PackingPlan") -> Sequence[Tensor]:
+    def _layer_packed(self, number: int, x_SBD: Tensor, before: list[Tensor], plan: PackingPlan) -> Sequence[Tensor]:
         """Run one packed layer on inputs and flags; return the output, 0 in reset and padding slots, and the leaves."""
 
     def refused_kernel(self, device: torch.device) -> str | None:
@@ -153,6 +160,16 @@ class StackedRNN(Cell):
         )
         return y_TBH.transpose(0, 1), [leaf_LBH.transpose(0, 1) for leaf_LBH in after]
 
+    def _forward_step(self, x_BD: Tensor, entry: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        y, layers = x_BD, []
+        for number, weights in enumerate(self.rnn.all_weights):
+            before = [leaf[:, number] for leaf in entry]
+            # torch.gru_cell takes and returns one tensor where torch.lstm_cell takes and returns two.
+            after = self.torch_cell(y, before, *weights) if before[1:] else [self.torch_cell(y, before[0], *weights)]
+            y = after[0]
+            layers.append(after)
+        return y, [torch.stack(leaf, dim=1) for leaf in zip(*layers, strict=True)]
+
     def _forward_packed(
         self, x_BTD: Tensor, entry: Sequence[Tensor], clear_BT: Tensor, valid_BT: Tensor
     ) -> tuple[Tensor, list[Tensor]] | None:
@@ -189,6 +206,7 @@ class LSTM(StackedRNN):
     state_keys = ("h", "c")
     reference_step = staticmethod(reference.lstm_step)
     torch_kernel = staticmethod(torch.lstm)
+    torch_cell = staticmethod(torch.lstm_cell)
     triton_kernel = "lstm"
     num_flags = 2
     # The output depends on tanh(c) only.
@@ -207,7 +225,7 @@ class LSTM(StackedRNN):
                 else:
                     bias_ih[hidden_size : 2 * hidden_size] = 1.0
 
-    def _layer_packed(self, number: int, x_SBD: Tensor, before: list[Tensor], plan: "PackingPlan") -> Sequence[Tensor]:
+    def _layer_packed(self, number: int, x_SBD: Tensor, before: list[Tensor], plan: PackingPlan) -> Sequence[Tensor]:
         weight_ih, *rest = self.layer(number)
         weights = [torch.cat([weight_ih, self._gate_bias], dim=1), *rest]
         weights = _contiguous_weights(weights) if x_SBD.is_cuda else weights
@@ -232,6 +250,7 @@ class GRU(StackedRNN):
     state_keys = ("h",)
     reference_step = staticmethod(reference.gru_step)
     torch_kernel = staticmethod(torch.gru)
+    torch_cell = staticmethod(torch.gru_cell)
     triton_kernel = "gru"
     num_flags = 3
     bounded_state = staticmethod(itemgetter("h"))
@@ -241,7 +260,7 @@ class GRU(StackedRNN):
         gate_bias = [[CLOSED, CLOSED], [CLOSED, -CLOSED], [0.0, 0.0]]
         super().__init__(nn.GRU(input_size, hidden_size, num_layers), gate_bias)
 
-    def _layer_packed(self, number: int, x_SBD: Tensor, before: list[Tensor], plan: "PackingPlan") -> Sequence[Tensor]:
+    def _layer_packed(self, number: int, x_SBD: Tensor, before: list[Tensor], plan: PackingPlan) -> Sequence[Tensor]:
         weight_ih, weight_hh, bias_ih, bias_hh = self.layer(number)
         gates, candidate = bias_ih.split([2 * self.hidden_size, self.hidden_size])
         # The candidate's bias applies to real steps only: in reset and padding slots the candidate n and its
@@ -253,138 +272,3 @@ class GRU(StackedRNN):
         y_SBH, h_1BH = torch.gru(x_SBD, hx, weights, True, 1, 0.0, self.training, False, False)
         # In reset and padding slots the next layer must read nothing but its flags.
         return torch.where(x_SBD[:, :, -1:] > 0, y_SBH, 0.0), h_1BH[0][plan.row_B]
-
-
-MIN_ROWS = 32
-"""With fewer rows, balancing saves fewer slots than it costs."""
-
-
-class RowBalance(NamedTuple):
-    """The packed row and slot of each step."""
-
-    longest: int
-    """Slots of the longest packed row, at least 1."""
-    total_B: Int[Tensor, " B"]
-    """Slots of each packed row."""
-    row_BT: Int[Tensor, "B T"]
-    """The packed row of each step."""
-    end_BT: Int[Tensor, "B T"]
-    """Slots of that packed row up to and including each step."""
-
-
-def balance_rows(
-    start_BT: Bool[Tensor, "B T"], valid_BT: Bool[Tensor, "B T"], end_BT: Int[Tensor, "B T"]
-) -> RowBalance:
-    """Move the episodes after a reset from rows with many resets to rows with few.
-
-    `end_BT` counts the slots of each row. Rows stay as they are if there are few of them, or if moving
-    does not shorten the longest.
-    """
-    B, T = start_BT.shape
-    total_B = end_BT[:, -1]
-    row_B, step_T = (torch.arange(size, device=end_BT.device) for size in (B, T))
-    unmoved = RowBalance(max(1, int(total_B.max())), total_B, row_B[:, None].expand(B, T), end_BT)
-    if B < MIN_ROWS:
-        return unmoved
-    # Each row is cut at the start nearest to its middle.
-    nearness_BT = torch.where(start_BT, T - (step_T - T // 2).abs(), 0)
-    nearness_B, cut_B = nearness_BT.max(1)
-    starts_B = nearness_B > 0
-    tail_BT = starts_B[:, None] & (step_T >= cut_B[:, None])
-    before_BT = end_BT - valid_BT.long() - 1
-    head_B = torch.where(starts_B, before_BT.gather(1, cut_B[:, None])[:, 0], total_B)
-    # Rows without a start come first in both orders, in the same sequence: they are not moved.
-    longest_first = torch.where(starts_B, -head_B, -total_B.new_tensor(3 * T)).argsort(stable=True)
-    shortest_first = torch.where(starts_B, total_B - head_B, -1).argsort(stable=True)
-    new_row_B = torch.empty_like(row_B).scatter_(0, shortest_first, longest_first)
-    shift_B = head_B[new_row_B] - head_B
-    new_total_B = torch.empty_like(total_B).scatter_(0, new_row_B, total_B + shift_B)
-    longest = max(1, int(new_total_B.max()))
-    if longest >= unmoved.longest:
-        return unmoved
-    return RowBalance(
-        longest,
-        new_total_B,
-        torch.where(tail_BT, new_row_B[:, None], row_B[:, None]),
-        torch.where(tail_BT, end_BT + shift_B[:, None], end_BT),
-    )
-
-
-class RowIndex(NamedTuple):
-    """Source row of each output row."""
-
-    source: Int[Tensor, " N"]
-    zeros: Int[Tensor, " K"]
-    """Output rows without a source: they are filled with zeros."""
-
-
-@dataclass(frozen=True)
-class PackingPlan:
-    """Packing of one batch of segments, shared by all layers of a cell."""
-
-    length: int
-    """Slots of the longest packed row."""
-    step_of: RowIndex
-    """The step in each slot: flat slot * B + packed row, from row * T + step."""
-    slot_of: RowIndex
-    """The slot of each step: the inverse."""
-    row_B: Int[Tensor, " B"]
-    """The packed row that each row ends in; each starts in its own."""
-    last_B: Int[Tensor, " B"]
-    """The flat slot that each row ends in."""
-    empty_B: Bool[Tensor, " B"]
-    """Rows without any slot."""
-    flags_SB3: Float[Tensor, "S B 3"]
-    """Flags of each slot: reset (clear the state), padding (keep the state), step."""
-
-    def pack(self, x_BTD: Float[Tensor, "B T D"], flags_SBF: Float[Tensor, "S B F"]) -> Float[Tensor, "S B D+F"]:
-        """Copy steps into their slots, zeros into the others, and append the flags."""
-        flat = _GatherRows.apply(x_BTD.flatten(0, 1), self.step_of, self.slot_of)
-        return torch.cat([flat.unflatten(0, (self.length, len(x_BTD))), flags_SBF], dim=-1)
-
-    def unpack(self, y_SBH: Float[Tensor, "S B H"]) -> Float[Tensor, "B T H"]:
-        """Return each step's output from its slot; steps without a slot get zeros."""
-        flat = _GatherRows.apply(y_SBH.flatten(0, 1), self.slot_of, self.step_of)
-        return flat.unflatten(0, (y_SBH.shape[1], -1))
-
-
-def plan_packing(clear_BT: Bool[Tensor, "B T"], valid_BT: Bool[Tensor, "B T"], dtype: torch.dtype) -> PackingPlan:
-    """Assign a slot to every valid step, and a reset slot before each clear inside the segment.
-
-    A clear at step 0 needs none: the caller clears the entry state.
-    """
-    B, T = clear_BT.shape
-    reset_BT = clear_BT.clone()
-    reset_BT[:, 0] = False
-    end_BT = torch.cumsum(reset_BT.long() + valid_BT, dim=1)
-    rows = balance_rows(reset_BT, valid_BT, end_BT)
-    no_slot = rows.longest * B
-    slot_BT = torch.where(valid_BT, (rows.end_BT - 1) * B + rows.row_BT, no_slot)
-    step_of = torch.full((no_slot + 1,), -1, device=clear_BT.device)
-    step_of[slot_BT.flatten()] = torch.arange(B * T, device=clear_BT.device)
-    idle_SB = (step_of[:-1] < 0).unflatten(0, (rows.longest, B))
-    padding_SB = torch.arange(rows.longest, device=clear_BT.device)[:, None] >= rows.total_B
-    last_row_B, invalid = rows.row_BT[:, -1], valid_BT.logical_not().flatten()
-    return PackingPlan(
-        length=rows.longest,
-        step_of=RowIndex(step_of[:-1].clamp(min=0), idle_SB.flatten().nonzero().flatten()),
-        slot_of=RowIndex(slot_BT.flatten().clamp(max=no_slot - 1), invalid.nonzero().flatten()),
-        row_B=last_row_B,
-        last_B=(rows.total_B[last_row_B] - 1).clamp(min=0) * B + last_row_B,
-        empty_B=end_BT[:, -1] == 0,
-        flags_SB3=torch.stack([idle_SB & ~padding_SB, padding_SB, ~idle_SB], dim=-1).to(dtype),
-    )
-
-
-class _GatherRows(torch.autograd.Function):
-    """Gather rows; the gradient gathers by the inverse index, since scattering costs several times as much."""
-
-    @staticmethod
-    def forward(ctx: Any, x_ND: Tensor, index: RowIndex, inverse: RowIndex) -> Tensor:
-        ctx.indices = index, inverse
-        return x_ND.index_select(0, index.source).index_fill_(0, index.zeros, 0.0)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        index, inverse = ctx.indices
-        return _GatherRows.apply(grads[0], inverse, index), None, None

@@ -174,7 +174,7 @@ class StateStore:
         """Within this context, `read` returns `entry` and `write` does nothing."""
         if self._entry is not None:
             raise ContractError("A replay is already open; leave its `with` block before the next one.")
-        self._entry = entry.detach()
+        self._entry = entry.detach() if entry.requires_grad else entry
         try:
             yield
         finally:

@@ -9,6 +9,7 @@ from holdfast.errors import ContractError
 from holdfast.learn import replay
 from holdfast.memory.episode_resets import reset_mask
 from holdfast.policies import FunctionalPolicy, LSTMWrapper
+from holdfast.policies.recurrent_policy import PolicyBatch
 from holdfast.rollout import Segments
 from holdfast.types import Float, Tensor
 from holdfast.worlds.obs import where_obs
@@ -92,13 +93,13 @@ def _size_and_bound(policy: LSTMWrapper, error: Float[Tensor, " steps"]) -> tupl
     return float(error.max()) if error.numel() else 0.0, REPLAY_ALARM
 
 
-def _replay_error(stored: TensorDictBase, replayed: TensorDictBase) -> Float[Tensor, "B T"]:
+def _replay_error(stored: TensorDictBase, replayed: PolicyBatch) -> Float[Tensor, "B T"]:
     ratio = (replayed["act_log_prob"] - stored["act_log_prob"]).exp() - 1
     values = (replayed["values"] - stored["values"]) / stored["values"].abs().clamp(min=1)
     return torch.where(stored["valid"], torch.maximum(ratio.abs(), values.abs()), 0.0)
 
 
-def _leak(policy: LSTMWrapper, segments: Segments, old: TensorDictBase, last: Tensor) -> Float[Tensor, "B T"]:
+def _leak(policy: LSTMWrapper, segments: Segments, old: PolicyBatch, last: Tensor) -> Float[Tensor, "B T"]:
     """Swap the steps before each row's last reset with another row's; return how outputs after it change."""
     other = torch.arange(len(segments), device=last.device).roll(1)
     steps = segments.steps.clone()

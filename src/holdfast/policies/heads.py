@@ -8,7 +8,7 @@ from torch import nn
 
 from holdfast.errors import ContractError
 from holdfast.policies.binding import NamedModule
-from holdfast.policies.encoders import orthogonal
+from holdfast.policies.encoders import LinearLayer, orthogonal
 from holdfast.policies.recurrent_policy import full_precision
 from holdfast.types import Float, Tensor
 from holdfast.worlds.step import Feature
@@ -22,8 +22,8 @@ class Critic(nn.Module):
 
     def __init__(self, input_size: int, width: int = 1024) -> None:
         super().__init__()
-        self.fc1 = orthogonal(nn.Linear(input_size, width), gain=math.sqrt(2))
-        self.fc2 = orthogonal(nn.Linear(width, 1))
+        self.fc1 = orthogonal(LinearLayer(input_size, width), gain=math.sqrt(2))
+        self.fc2 = orthogonal(LinearLayer(width, 1))
 
     def forward(self, x: Float[Tensor, "N H"]) -> Float[Tensor, " N"]:
         """Return the values of `[N,H]`."""
@@ -79,7 +79,7 @@ class BilinearActor(nn.Module):
 
     def __init__(self, input_size: int, actions: Sequence[str], width: int = 512) -> None:
         super().__init__()
-        self.fc1 = orthogonal(nn.Linear(input_size, width))
+        self.fc1 = orthogonal(LinearLayer(input_size, width))
         self.scores = Bilinear(width, EMBEDDING_SIZE)
         self.embeddings = ActionEmbeddings(actions)
 
@@ -93,8 +93,8 @@ class LinearActor(nn.Module):
 
     def __init__(self, input_size: int, num_logits: int, width: int = 512) -> None:
         super().__init__()
-        self.fc1 = orthogonal(nn.Linear(input_size, width), gain=math.sqrt(2))
-        self.fc2 = orthogonal(nn.Linear(width, num_logits), gain=0.01)
+        self.fc1 = orthogonal(LinearLayer(input_size, width), gain=math.sqrt(2))
+        self.fc2 = orthogonal(LinearLayer(width, num_logits), gain=0.01)
 
     def forward(self, x: Float[Tensor, "N H"]) -> Float[Tensor, "N logits"]:
         """Return the logits of `[N,H]`."""

@@ -121,21 +121,17 @@ class FunctionalPolicy(LSTMWrapper, ABC):
             shape = (B,) if T == 1 and td.batch_dims == 1 else (B, T)
             clear, valid = clear.reshape(shape), None if valid is None else valid.bool().reshape(shape)
             obs = obs.reshape(*shape, *obs.shape[td.batch_dims :])
+        if valid is not None and valid.is_cpu and bool(valid.all()):
+            # Looking costs less than selecting.
+            valid = None
         with self.replay(state) if state is not None else nullcontext():
             start = 0 if self.store.is_replaying else slice_start(td)
-            output = self._unroll_stored(obs, clear, valid, start, batch)
+            output, state = self.unroll(obs, clear, self.store.read(start, len(clear)), valid)
+            self.store.write(start, state)
+        output = PolicyOutput(output.logits.reshape(*batch, -1), output.values.reshape(batch))
         draws = td["draws"] if action is None and "draws" in td else None
         td.update(self._sample(output, draws) if action is None else self._evaluate(output, action))
         return td
-
-    def _unroll_stored(self, obs: Obs, clear: Mask, valid: Mask | None, start: int, shape: torch.Size) -> PolicyOutput:
-        """Unroll from the stored states of a slice, and store those after it; `shape` is the batch's."""
-        if valid is not None and valid.device.type == "cpu" and bool(valid.all()):
-            # Looking costs less than selecting.
-            valid = None
-        output, state = self.unroll(obs, clear, self.store.read(start, len(clear)), valid)
-        self.store.write(start, state)
-        return PolicyOutput(output.logits.reshape(*shape, -1), output.values.reshape(shape))
 
     def _sample(self, output: PolicyOutput, draws: Tensor | None) -> dict[str, Tensor]:
         """Sample actions, from uniform numbers where they are given."""
@@ -182,11 +178,14 @@ class RecurrentPolicy(FunctionalPolicy, ABC):
     def unroll(self, obs: Obs, first: Mask, state: TensorDict, valid: Mask | None = None) -> PolicyStep:
         """Encode all steps at once, run the memory over time, decode all steps at once."""
         batch, obs = first.shape, self._prepare(obs, valid)
+        is_step = len(batch) == 1
         with autocast(self.precision, first.device):
-            x = self._call_compiled("encode", obs.flatten(0, len(batch) - 1)).unflatten(0, batch)
-            y, state = self.lstm.cell(x, state, first, valid)
-            output = self._call_compiled("decode", y.flatten(0, len(batch) - 1))
-        return self._finish(PolicyOutput(*(rows.unflatten(0, batch) for rows in output))), state
+            x = self._call_compiled("encode", obs if is_step else obs.flatten(0, 1))
+            y, state = self.lstm.cell(x if is_step else x.unflatten(0, batch), state, first, valid)
+            logits, values = self._call_compiled("decode", y if is_step else y.flatten(0, 1))
+        if not is_step:
+            logits, values = logits.unflatten(0, batch), values.unflatten(0, batch)
+        return self._finish(PolicyOutput(logits, values)), state
 
 
 def _rows_and_steps(td: TensorDictBase) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from tensordict import TensorDictBase
 from torch import nn
 
 from holdfast.errors import ContractError
-from holdfast.policies.encoders import BoxEncoder, orthogonal
+from holdfast.policies.encoders import BoxEncoder, LinearLayer, orthogonal
 from holdfast.policies.heads import BilinearActor, GaussianActor, LinearActor
 from holdfast.types import Float, Shaped, Tensor
 from holdfast.worlds.obs import subspaces
@@ -90,8 +90,8 @@ class VectorEncoder(nn.Module):
         self.register_buffer("reach", torch.tensor((high - low) / 2, dtype=torch.float32))
         self.middle: Tensor
         self.reach: Tensor
-        self.fc1 = orthogonal(nn.Linear(len(bounded), size), SQRT2)
-        self.fc2 = orthogonal(nn.Linear(size, size), SQRT2)
+        self.fc1 = orthogonal(LinearLayer(len(bounded), size), SQRT2)
+        self.fc2 = orthogonal(LinearLayer(size, size), SQRT2)
 
     def forward(self, obs: Shaped[Tensor, "N ..."]) -> Float[Tensor, "N D"]:
         """Encode `[N,...]` arrays."""
@@ -126,7 +126,7 @@ class ImageEncoder(nn.Module):
             channels, out = out, 64
         layers += [_convolution(channels, 64, [1, 1]), nn.ReLU(), nn.Flatten()]
         self.convolutions = nn.Sequential(*layers)
-        self.fc = orthogonal(nn.Linear(64 * math.prod(sides), size), SQRT2)
+        self.fc = orthogonal(LinearLayer(64 * math.prod(sides), size), SQRT2)
 
     def forward(self, obs: Shaped[Tensor, "N X Y Z"]) -> Float[Tensor, "N D"]:
         """Encode `[N,rows,columns,channels]` or `[N,channels,rows,columns]` images."""
@@ -166,7 +166,7 @@ class TreeEncoder(nn.Module):
         self.keys = list(fields)
         # A ModuleList, because a ModuleDict does not take every key.
         self.parts = nn.ModuleList(encoder_of(field, size, f"{name}[{key!r}]") for key, field in fields.items())
-        self.fc = orthogonal(nn.Linear(size * len(fields), size), SQRT2)
+        self.fc = orthogonal(LinearLayer(size * len(fields), size), SQRT2)
 
     def forward(self, obs: TensorDictBase) -> Float[Tensor, "N D"]:
         """Encode a TensorDict `[N]`."""

@@ -6,7 +6,7 @@ import torch
 from tensordict import TensorDict
 
 from holdfast.policies import LSTMWrapper
-from holdfast.rollout.segments import policy_td
+from holdfast.rollout.segments import policy_batch
 from holdfast.types import Bool, Float, Tensor
 from holdfast.worlds import Step, WorldSpec
 from holdfast.worlds.obs import Obs
@@ -25,7 +25,8 @@ def bootstrap_value(
     if valid is not None:
         leaves["valid"] = valid
     with torch.no_grad(), policy.replay(state):
-        return policy(policy_td(leaves, draws=policy.actions.no_draws(len(first), first.device)))["values"]
+        draws = policy.actions.no_draws(len(first), first.device)
+        return policy(policy_batch(policy, leaves, draws=draws))["values"]
 
 
 def has_truncated(spec: WorldSpec, step: Step) -> bool:

@@ -13,7 +13,6 @@ from tensordict import TensorDict
 from holdfast.errors import ContractError
 from holdfast.policies import LSTMWrapper
 from holdfast.policies.distributions import distribution_for, require_fit
-from holdfast.policies.recurrent_policy import PolicyBatch
 from holdfast.rollout.bootstrap import bootstrap_value, has_truncated, truncation_values
 from holdfast.rollout.nan_checks import raise_non_finite_outputs
 from holdfast.rollout.segments import POLICY_INPUTS, BurnIn, Segments, policy_batch, policy_td, segment_end_values
@@ -189,8 +188,12 @@ class Collector:
             last_values = self._last_values(step, rows)
             with self.timer.timing("forward"):
                 index = (rows, t) if isinstance(t, int) else (self._agent[rows], t.to(self._agent.device))
-                outputs = self._act(step, self._draws[index])
+                draws = self._draws[index]
+                outputs = self.policy(policy_batch(self.policy, step_leaves(step), start=0, draws=draws))
         self.episodes.on_action(step.valid, rows)
+        with self.timer.timing("copy"):
+            # Before the world steps: it may write its next step into the same tensors.
+            self._store(index, {**dict(outputs.items()), "last_values": last_values})
         if step.reward.device.type == "cpu":
             # Before the world acts on them. On a GPU the check would make the host wait until the rollout ends.
             named = {key: outputs[key] for key in (self.policy.actions.key, "values")}
@@ -198,9 +201,6 @@ class Collector:
                 # The sum of an invalid agent's outputs may be anything, and large ones may overflow.
                 when = self._clock + (t if isinstance(t, int) else int(t.max()))
                 self._require_finite(named, step.valid, f"step {when}")
-        with self.timer.timing("copy"):
-            # Before the world steps: it may write its next step into the same tensors.
-            self._store(index, {**dict(outputs.items()), "last_values": last_values})
         env_actions = self.policy.env_actions(outputs["actions"])
         with self.timer.timing("world"):
             if group.agent_ids is not None:
@@ -208,16 +208,6 @@ class Collector:
                 return
             self.next_step = self.world.step(env_actions)
         self.episodes.on_step(self.next_step)
-
-    def _act(self, step: Step, draws: Float[Tensor, "N ..."]) -> PolicyBatch:
-        """Let the policy act."""
-        outputs = self.policy(policy_batch(self.policy, step_leaves(step), start=0, draws=draws))
-        for key in (self.policy.actions.key, "actions", "act_log_prob", "values"):
-            if key not in outputs:
-                raise ContractError(
-                    f"The policy's output has no {key}; a rollout needs it: set td[{key!r}] in forward."
-                )
-        return outputs
 
     def _last_values(self, step: Step, rows: slice | Tensor = ALL) -> Float[Tensor, " N"]:
         """Values of the last observations of truncated episodes; else 0."""
@@ -229,12 +219,7 @@ class Collector:
         """Write a transition into the rollout buffer."""
         if self._steps is None:
             # Here, because the dtypes are those of the policy's outputs.
-            require_fit(self.policy.actions, transition[self.policy.actions.key].shape[-1], self._actions)
-            first = TensorDict({key: transition[key] for key in self._keys}, batch_size=transition["valid"].shape)
-            size = (self.world.agents, self.length)
-            self._steps = cast(
-                "TensorDict", first.apply(lambda leaf: leaf.new_zeros(*size, *leaf.shape[1:]), batch_size=size)
-            )
+            self._steps = self._make_buffer(transition)
         (rows, t), columns, leaves = index, [], []
         for key, buffer in self._steps.items():
             if isinstance(buffer, Tensor) and isinstance(rows, slice) and isinstance(t, int):
@@ -245,6 +230,19 @@ class Collector:
         if columns:
             # All of them in one call.
             torch._foreach_copy_(columns, leaves)  # pyright: ignore[reportPrivateImportUsage]
+
+    def _make_buffer(self, transition: Mapping[str, Any]) -> TensorDict:
+        """Check the policy's outputs, and return zeros for as many steps as a rollout has."""
+        params = self.policy.actions.key
+        for key in (params, "actions", "act_log_prob", "values"):
+            if key not in transition:
+                raise ContractError(
+                    f"The policy's output has no {key}; a rollout needs it: set td[{key!r}] in forward."
+                )
+        require_fit(self.policy.actions, transition[params].shape[-1], self._actions)
+        step = TensorDict({key: transition[key] for key in self._keys}, batch_size=transition["valid"].shape)
+        size = (self.world.agents, self.length)
+        return cast("TensorDict", step.apply(lambda leaf: leaf.new_zeros(*size, *leaf.shape[1:]), batch_size=size))
 
     def _state(self) -> TensorDict:
         return self.policy.store.read(0, self.world.agents)

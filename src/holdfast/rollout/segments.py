@@ -39,6 +39,11 @@ def policy_td(
     return TensorDict(inputs, batch_size=batch)
 
 
+def policy_inputs(steps: TensorDictBase) -> dict[str, Any]:
+    """Return what a policy reads of stored steps."""
+    return {key: steps[key] for key in POLICY_INPUTS}
+
+
 def policy_batch(
     policy: LSTMWrapper, leaves: Mapping[str, Any], *, start: int | None = None, draws: Tensor | None = None
 ) -> PolicyBatch:

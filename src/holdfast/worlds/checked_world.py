@@ -1,7 +1,8 @@
 """CheckedWorld: a wrapper that raises at the first step that breaks the world contract."""
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import partial, reduce
+from operator import or_
 from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 import torch
@@ -191,7 +192,7 @@ class CheckedWorld(Checked):
         tracked_acted[rows] = (has_acted & ~first) | valid
         if step.reward.device.type == "cpu":
             # Most steps are right.
-            if not any(mask.any() for mask in masks.values()):
+            if not reduce(or_, masks.values()).any():
                 return step
             masks = {name: torch.from_numpy(mask) for name, mask in masks.items()}
         bits = [masks[name].long() << bit for bit, name in enumerate(VIOLATIONS) if name in masks]

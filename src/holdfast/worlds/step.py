@@ -202,14 +202,14 @@ def as_array(tensor: Tensor) -> Any:
     NumPy has a quarter of torch's overhead for a few numbers, and the same operators. It has no bfloat16, which
     becomes a copy in float32.
     """
-    if tensor.device.type != "cpu":
+    if not tensor.is_cpu:
         return tensor
     return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy(force=True)
 
 
 def array_module(tensor: Tensor) -> Any:
     """Return the module whose `where` and `stack` take what `as_array` returns: numpy or torch."""
-    return np if tensor.device.type == "cpu" else torch
+    return np if tensor.is_cpu else torch
 
 
 @dataclass(frozen=True)
