@@ -12,6 +12,7 @@ from typing import Any, ClassVar, final
 import torch
 from tensordict import TensorDict
 from torch import nn
+from torch.nn.utils.rnn import PackedSequence
 
 from holdfast import memory
 from holdfast.errors import ConfigError, ContractError
@@ -34,7 +35,7 @@ class _Recurrent(nn.Module):
     cell: Cell
     keys: ClassVar[tuple[str, ...]]
 
-    def run(self, x: Tensor, state: Leaves | None, first: Tensor | None, valid: Tensor | None) -> tuple[Tensor, Leaves]:
+    def run(self, x: Any, state: Leaves | None, first: Tensor | None, valid: Tensor | None) -> tuple[Tensor, Leaves]:
         """Run a sequence `[T,B,D]`, or `[T,D]` without a batch; return the outputs and the leaves of the state."""
         cell, is_batched = self.cell, self._check_input(x)
         if not is_batched:
@@ -65,14 +66,18 @@ class _Recurrent(nn.Module):
     def _batch_axis(self) -> int:
         return 0 if self.batch_first else 1
 
-    def _check_input(self, x: Tensor) -> bool:
+    @property
+    def _time_axis(self) -> int:
+        return 1 - self._batch_axis
+
+    def _check_input(self, x: Any) -> bool:
         """Raise for an input of a wrong shape; return whether it has a batch axis."""
         size, axes = self.cell.input_size, "[B,T," if self.batch_first else "[T,B,"
         if not isinstance(x, Tensor):
             raise ContractError(
                 f"x is a {type(x).__name__}, must be a tensor {axes}{size}]; for padded steps use valid=."
             )
-        if x.dim() not in (2, 3) or x.shape[-1] != size or not x.shape[-2]:
+        if x.dim() not in (2, 3) or x.shape[-1] != size or not x.shape[self._time_axis if x.dim() == 3 else 0]:
             raise ContractError(f"x is {list(x.shape)}, must be {axes}{size}] or [T,{size}] with at least one step.")
         return x.dim() == 3
 
@@ -163,7 +168,7 @@ class LSTM(_TorchRNN):
 
     def forward(
         self,
-        x: Tensor,
+        x: Tensor | PackedSequence,
         state: tuple[Tensor, Tensor] | None = None,
         first: Tensor | None = None,
         valid: Tensor | None = None,
@@ -182,7 +187,11 @@ class GRU(_TorchRNN):
     cell_class = memory.GRU
 
     def forward(
-        self, x: Tensor, state: Tensor | None = None, first: Tensor | None = None, valid: Tensor | None = None
+        self,
+        x: Tensor | PackedSequence,
+        state: Tensor | None = None,
+        first: Tensor | None = None,
+        valid: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Run a sequence; where `valid` is false the output is 0 and the state unchanged."""
         y, (h,) = self.run(x, None if state is None else (state,), first, valid)
@@ -204,7 +213,11 @@ class MinLSTM(_Recurrent):
         self.cell.detach = detach
 
     def forward(
-        self, x: Tensor, state: Tensor | None = None, first: Tensor | None = None, valid: Tensor | None = None
+        self,
+        x: Tensor | PackedSequence,
+        state: Tensor | None = None,
+        first: Tensor | None = None,
+        valid: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Run a sequence; where `valid` is false the output is 0 and the state unchanged."""
         y, (h,) = self.run(x, None if state is None else (state,), first, valid)
