@@ -109,8 +109,9 @@ class _TorchRNN(_Recurrent, nn.RNNBase):
     refused. `detach`: no gradient enters or leaves by the state. `kernel`: auto, torch or triton.
     """
 
-    mode: ClassVar[str]
+    torch_mode: ClassVar[str]
     cell_class: ClassVar[type[StackedRNN]]
+    kernel: Kernel
 
     def __init__(
         self,
@@ -136,7 +137,7 @@ class _TorchRNN(_Recurrent, nn.RNNBase):
         if proj_size:
             raise ConfigError(f"{name}(proj_size={proj_size}) is not supported; use 0 and nn.Linear on y.")
         nn.RNNBase.__init__(
-            self, type(self).mode, input_size, hidden_size, num_layers, bias, batch_first, device=device, dtype=dtype
+            self, self.torch_mode, input_size, hidden_size, num_layers, bias, batch_first, device=device, dtype=dtype
         )
         self.detach, self.kernel = detach, kernel
         self._set_cell()
@@ -162,7 +163,7 @@ class _TorchRNN(_Recurrent, nn.RNNBase):
 class LSTM(_TorchRNN):
     """`torch.nn.LSTM` that resets its state where `first` is true; the state is `(h, c)`."""
 
-    mode = "LSTM"
+    torch_mode = "LSTM"
     keys = ("h", "c")
     cell_class = memory.LSTM
 
@@ -182,7 +183,7 @@ class LSTM(_TorchRNN):
 class GRU(_TorchRNN):
     """`torch.nn.GRU` that resets its state where `first` is true."""
 
-    mode = "GRU"
+    torch_mode = "GRU"
     keys = ("h",)
     cell_class = memory.GRU
 
