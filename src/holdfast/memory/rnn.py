@@ -28,10 +28,7 @@ CLOSED = -1e4
 
 
 class StackedRNN(Cell):
-    """Stacked recurrent layers; the state has a leaf `[B,L,H]` for each of `state_keys`.
-
-    Weights are orthogonal, biases 0. `gate_bias` is added in reset and padding slots.
-    """
+    """Stacked recurrent layers; the state has a leaf `[B,L,H]` for each of `state_keys`."""
 
     state_keys: ClassVar[tuple[str, ...]]
     """Names of the state leaves; a NaN, once in the state, stays in the last one."""
@@ -41,7 +38,7 @@ class StackedRNN(Cell):
     triton_kernel: ClassVar[Literal["lstm", "gru"]]
     """Our kernel's name in kernels/ops.py, which is imported when it is about to run."""
     gate_bias: ClassVar[list[list[float]]]
-    """Rows are the gates, columns reset and padding slots."""
+    """Added to the gates (rows) in reset and padding slots (columns)."""
     num_flags: ClassVar[int]
     """Flags of a packed slot that every layer reads beside its input."""
     kernel: Kernel = "auto"
@@ -232,7 +229,7 @@ def _contiguous_weights(weights: list[Tensor]) -> list[Tensor]:
 
 @final
 class GRU(StackedRNN):
-    """Stacked GRU layers; the state is `{"h": [B,L,H]}`."""
+    """Stacked GRU layers; the state is `{"h": [B,L,H]}`. Weights are orthogonal, biases 0."""
 
     state_keys = ("h",)
     reference_step = staticmethod(reference.gru_step)
