@@ -10,8 +10,6 @@ from pathlib import Path
 import torch
 from torch import nn
 
-import holdfast.nn
-
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 REPEATS = 3
 

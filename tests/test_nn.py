@@ -1,9 +1,11 @@
 """`holdfast.nn` against `torch.nn` and against a loop over time that resets by hand."""
 
 import copy
+import importlib
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -242,6 +244,27 @@ def test_import_loads_the_memory_package_alone():
     base = {"errors", "install", "memory", "nn", "registry", "state_tree", "trust", "types", "version"}
     assert {name.split(".")[1] for name in modules.split() if "." in name} == base, process.stderr
     assert packages == ""
+
+
+def test_import_of_check_loads_no_trainer_and_no_environments():
+    code = LOADED.replace("holdfast.nn", "holdfast.check")
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert process.stdout == "holdfast holdfast.check holdfast.version\n\n", process.stderr
+
+
+def test_the_cleanrl_example_equals_the_one_with_a_loop(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "examples"))
+    agents = []
+    for name, kind in (("cleanrl_style", "Agent"), ("cleanrl_parts", "FastAgent")):
+        torch.manual_seed(0)
+        agents.append(getattr(importlib.import_module(name), kind)())
+    x, done, action = torch.randn(30, 4), (torch.rand(30) < 0.3).float(), torch.randint(3, (30,))
+    state = (torch.randn(1, 5, 64), torch.randn(1, 5, 64))
+    (_, *actual, actual_state), (_, *expected, expected_state) = (
+        agent.get_action_and_value(x, state, done, action) for agent in agents
+    )
+    assert_close([*actual, *actual_state], [*expected, *expected_state], torch.float32)
+    assert holdfast.check(agents[1]).ok
 
 
 def test_flags_may_be_floats_as_in_cleanrl():

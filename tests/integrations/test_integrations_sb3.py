@@ -14,7 +14,10 @@ from stable_baselines3.common.vec_env import DummyVecEnv  # noqa: E402
 
 from holdfast.integrations import sb3  # noqa: E402
 
-pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
 IMAGE = spaces.Box(0, 255, (1, 36, 36), np.uint8)
 VECTOR = spaces.Box(-1, 1, (3,), np.float32)
 SPACES = {

@@ -8,6 +8,7 @@ Weights, their names and results are those of sb3-contrib's policies of the same
 
 from typing import Any, final
 
+import torch
 from torch import nn
 
 from holdfast.errors import ConfigError
@@ -16,7 +17,7 @@ from holdfast.nn import LSTM
 from holdfast.types import Tensor
 
 try:
-    from sb3_contrib.common.recurrent import policies
+    from sb3_contrib.common.recurrent import policies  # pyright: ignore[reportMissingImports]
 except ImportError as error:
     raise ConfigError(f"{error}; holdfast.integrations.sb3 needs sb3-contrib: {install_command('sb3')}.") from error
 
@@ -45,17 +46,10 @@ class _OneCallPerSequence(policies.RecurrentActorCriticPolicy):
 
 def _with_weights_of(lstm: nn.LSTM) -> LSTM:
     """Return our LSTM with the same parameters: the optimizer has them already."""
-    ours = LSTM(
-        lstm.input_size,
-        lstm.hidden_size,
-        lstm.num_layers,
-        lstm.bias,
-        lstm.batch_first,
-        lstm.dropout,
-        lstm.bidirectional,
-        lstm.proj_size,
-        device=lstm.weight_ih_l0.device,
-    )
+    names = ("input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional", "proj_size")
+    # Initial weights are drawn and replaced; sampled actions must not depend on that.
+    with torch.random.fork_rng(devices=[]):
+        ours = LSTM(**{name: getattr(lstm, name) for name in names})
     for name, weight in lstm.named_parameters():
         setattr(ours, name, weight)
     return ours
