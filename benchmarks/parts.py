@@ -5,6 +5,7 @@ python benchmarks/parts.py [sb3] [cleanrl]
 
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -20,9 +21,9 @@ def cpu_seconds(call):
     return time.process_time() - start
 
 
-def ratios(name, theirs, ours):
+def ratios(name, with_torch, with_ours):
     """Alternate both, print the medians and the median of the ratios."""
-    pairs = [(cpu_seconds(theirs), cpu_seconds(ours)) for _ in range(REPEATS)]
+    pairs = [(cpu_seconds(with_torch), cpu_seconds(with_ours)) for _ in range(REPEATS)]
     middle = REPEATS // 2
     before, after = (sorted(times)[middle] for times in zip(*pairs, strict=True))
     ratio = sorted(a / b for a, b in pairs)[middle]
@@ -71,8 +72,8 @@ def cleanrl():
         update(agents[1])
         ratios(
             f"CleanRL's update, {T} x {B}, LSTM {hidden}",
-            lambda update=update: update(agents[0]),
-            lambda update=update: update(agents[1]),
+            partial(update, agents[0]),
+            partial(update, agents[1]),
         )
 
 

@@ -54,20 +54,20 @@ def train(policy, space, iterations=2, **policy_kwargs):
     return model.learn(iterations * 3 * SIZES["n_steps"])
 
 
-def same_weights(ours, theirs):
-    ours, theirs = ours.policy.state_dict(), theirs.policy.state_dict()
-    assert list(ours) == list(theirs)
+def same_weights(ours, reference):
+    ours, reference = ours.policy.state_dict(), reference.policy.state_dict()
+    assert list(ours) == list(reference)
     for name, weight in ours.items():
-        torch.testing.assert_close(weight, theirs[name], rtol=0, atol=2e-5, msg=name)
+        torch.testing.assert_close(weight, reference[name], rtol=0, atol=2e-5, msg=name)
 
 
 @pytest.mark.parametrize("name", SPACES)
 def test_training_gives_the_weights_of_sb3s_policy(name):
-    ours, theirs = train(getattr(sb3, name), SPACES[name]), train(name, SPACES[name])
+    ours, reference = train(getattr(sb3, name), SPACES[name]), train(name, SPACES[name])
     assert isinstance(ours.policy.lstm_actor, holdfast.nn.LSTM)
     start = train(name, SPACES[name], 0).policy.state_dict()["lstm_actor.weight_hh_l0"]
     assert not torch.allclose(ours.policy.lstm_actor.weight_hh_l0, start, atol=1e-4)
-    same_weights(ours, theirs)
+    same_weights(ours, reference)
 
 
 @pytest.mark.parametrize(
@@ -85,13 +85,13 @@ def test_options_of_the_policy(options):
 
 def test_sequences_with_resets_inside_equal_sb3s_loop():
     model = train(sb3.MlpLstmPolicy, VECTOR, 0, n_lstm_layers=2)
-    lstm, theirs = model.policy.lstm_actor, sb3_contrib.common.recurrent.policies.RecurrentActorCriticPolicy
+    lstm, reference = model.policy.lstm_actor, sb3_contrib.common.recurrent.policies.RecurrentActorCriticPolicy
     features, starts = torch.randn(5 * 7, 3), (torch.rand(5 * 7) < 0.3).float()
     state = (torch.randn(2, 5, 8), torch.randn(2, 5, 8))
-    reference = torch.nn.LSTM(3, 8, 2)
-    reference.load_state_dict(lstm.state_dict())
+    torch_lstm = torch.nn.LSTM(3, 8, 2)
+    torch_lstm.load_state_dict(lstm.state_dict())
     actual = model.policy._process_sequence(features, state, starts, lstm)
-    expected = theirs._process_sequence(features, state, starts, reference)
+    expected = reference._process_sequence(features, state, starts, torch_lstm)
     assert starts.reshape(5, 7)[:, 1:].any()
     for a, b in zip([actual[0], *actual[1]], [expected[0], *expected[1]], strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
@@ -115,10 +115,12 @@ def test_models_load_both_ways(tmp_path):
 
 
 def test_dropout_is_refused():
-    with pytest.raises(ConfigError, match="dropout=0.1"):
+    with pytest.raises(ConfigError, match=r"dropout=0\.1"):
         train(sb3.MlpLstmPolicy, VECTOR, 0, n_lstm_layers=2, lstm_kwargs={"dropout": 0.1})
 
 
-def test_laws_hold():
-    laws = holdfast.check(train(sb3.MlpLstmPolicy, VECTOR, 1).policy)
+def test_laws_hold(tmp_path):
+    # Loaded: a policy of sb3 that has just trained keeps tensors with a graph, which cannot be copied.
+    train(sb3.MlpLstmPolicy, VECTOR, 1).save(tmp_path / "model.zip")
+    laws = holdfast.check(sb3_contrib.RecurrentPPO.load(tmp_path / "model.zip").policy)
     assert laws.ok, laws

@@ -34,7 +34,7 @@ class _OneCallPerSequence(policies.RecurrentActorCriticPolicy):
             self.lstm_critic = _with_weights_of(self.lstm_critic)
 
     @staticmethod
-    def _process_sequence(
+    def _process_sequence(  # pyright: ignore[reportIncompatibleMethodOverride]
         features: Tensor, lstm_states: tuple[Tensor, Tensor], episode_starts: Tensor, lstm: nn.Module
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Run sequences `[n_seq * length, features]`, sequence by sequence, from their states."""
