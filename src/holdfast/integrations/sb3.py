@@ -34,9 +34,9 @@ class _OneCallPerSequence(policies.RecurrentActorCriticPolicy):
             self.lstm_critic = _with_weights_of(self.lstm_critic)
 
     @staticmethod
-    def _process_sequence(  # pyright: ignore[reportIncompatibleMethodOverride]
+    def _process_sequence(
         features: Tensor, lstm_states: tuple[Tensor, Tensor], episode_starts: Tensor, lstm: nn.Module
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    ) -> tuple[Tensor, Any]:
         """Run sequences `[n_seq * length, features]`, sequence by sequence, from their states."""
         rows = lstm_states[0].shape[1]
         features_BTD, first_BT = (flat.unflatten(0, (rows, -1)) for flat in (features, episode_starts))
@@ -44,7 +44,7 @@ class _OneCallPerSequence(policies.RecurrentActorCriticPolicy):
         return y_TBH.transpose(0, 1).flatten(0, 1), lstm_states
 
 
-def _with_weights_of(lstm: nn.LSTM) -> LSTM:
+def _with_weights_of(lstm: nn.Module) -> Any:
     """Return our LSTM with the same parameters: the optimizer has them already."""
     names = ("input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional", "proj_size")
     # Initial weights are drawn and replaced; sampled actions must not depend on that.
