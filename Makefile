@@ -30,7 +30,7 @@ slow: $(READY) $(VENV)/.envpool $(VENV)/tensordict-oldest/.ready
 	PYTHONPATH=$(VENV)/tensordict-oldest $(BIN)/python -m pytest -n 2 -m "not slow" \
 		--ignore tests/memory/kernels tests/memory tests/rollout tests/learn \
 		tests/policies/test_lstm_wrapper.py tests/policies/test_recurrent_policy.py tests/policies/test_binding.py \
-		tests/check/adapters/test_libraries.py
+		tests/check/adapters/test_libraries.py tests/integrations
 
 lint: $(READY)
 	$(BIN)/ruff format --check .

@@ -16,7 +16,7 @@ from holdfast.config.base import (
     parse_optional,
 )
 from holdfast.config.world_names import Parts
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, did_you_mean
 
 ScheduleKind = Literal["constant", "linear", "cosine", "exponential", "logarithmic"]
 KINDS: tuple[str, ...] = get_args(ScheduleKind)

@@ -29,6 +29,8 @@ class Cell(nn.Module, ABC):
     input_size: int
     bounded_state: ClassVar[Callable[[TensorDict], Tensor] | None] = None
     """The part of a state that lies in [-1, 1], one value per unit; None: the state is unbounded."""
+    detach: bool = True
+    """Whether the returned state is detached; `holdfast.nn` sets it, our policies never do."""
 
     def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1) -> None:
         super().__init__()
@@ -69,11 +71,19 @@ def cast_like(state: TensorDict, before: TensorDict) -> TensorDict:
     return TensorDict({key: leaf.to(before[key].dtype) for key, leaf in state.items()}, batch_size=state.batch_size)
 
 
-def stack_and_detach(leaves: Sequence[str], layers: Iterable[Sequence[Tensor]]) -> TensorDict:
+def stack_and_detach(leaves: Sequence[str], layers: Iterable[Sequence[Tensor]], *, detach: bool = True) -> TensorDict:
     """Stack the final states of all layers and detach them: truncated BPTT ends here."""
     by_leaf = zip(*layers, strict=True)
-    stacked = [(torch.stack(leaf, dim=1) if leaf[1:] else leaf[0][:, None]).detach() for leaf in by_leaf]
+    stacked = [torch.stack(leaf, dim=1) if leaf[1:] else leaf[0][:, None] for leaf in by_leaf]
+    stacked = [leaf.detach() for leaf in stacked] if detach else stacked
     return TensorDict(dict(zip(leaves, stacked, strict=True)), batch_size=[len(stacked[0])])
+
+
+def from_layers_first(keys: Sequence[str], leaves: Sequence[Tensor], *, detach: bool) -> TensorDict:
+    """Convert the leaves `[L,B,H]` of torch's recurrent layers to a batch-first state."""
+    pairs = zip(keys, leaves, strict=True)
+    state = {key: (leaf.detach() if detach else leaf).transpose(0, 1) for key, leaf in pairs}
+    return TensorDict(state, batch_size=[leaves[0].shape[1]])
 
 
 @final

@@ -68,12 +68,12 @@ class MinLSTM(Cell):
                 return self.reference_forward(x, state, clear, valid)
             last.append([h_BTH[:, -1]])
             y = torch.where(valid[..., None], h_BTH, 0.0)
-        return y, stack_and_detach(["h"], last)
+        return y, stack_and_detach(["h"], last, detach=self.detach)
 
     def reference_forward(self, x: Inputs, state: TensorDict, clear: Mask, valid: Mask | None = None) -> CellOutput:
         """Process a segment step by step."""
         layers = [partial(self.recurrence, number) for number in range(self.num_layers)]
-        return reference.run(reference.minlstm_step, layers, ["h"], x, state, clear, valid)
+        return reference.run(reference.minlstm_step, layers, ["h"], x, state, clear, valid, detach=self.detach)
 
     def recurrence(
         self, number: int, x: Float[Tensor, "B T D"], clear: Bool[Tensor, "B T"], valid: Bool[Tensor, "B T"]

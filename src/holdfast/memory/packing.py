@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch._C._functorch import get_unwrapped, is_gradtrackingtensor
 
 from holdfast.types import Bool, Float, Int, Tensor
 
@@ -110,7 +111,7 @@ def plan_packing(clear_BT: Bool[Tensor, "B T"], valid_BT: Bool[Tensor, "B T"], d
     overhead for each of some forty operations.
     """
     (B, T), device = clear_BT.shape, clear_BT.device
-    valid, reset = valid_BT.cpu().numpy(), clear_BT.cpu().numpy().copy()
+    valid, reset = _to_numpy(valid_BT), _to_numpy(clear_BT).copy()
     reset[:, 0] = False
     end = np.cumsum(reset.astype(np.int64) + valid, 1)
     rows = balance_rows(reset, valid, end)
@@ -141,11 +142,23 @@ class _GatherRows(torch.autograd.Function):
     """Gather rows; the gradient gathers by the inverse index, since scattering costs several times as much."""
 
     @staticmethod
-    def forward(ctx: Any, x_ND: Tensor, index: RowIndex, inverse: RowIndex) -> Tensor:
-        ctx.indices = index, inverse
+    def forward(x_ND: Tensor, index: RowIndex, inverse: RowIndex) -> Tensor:
         return x_ND.index_select(0, index.source).index_fill_(0, index.zeros, 0.0)
+
+    # Apart from forward: torch.func needs it so.
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, *ctx.indices = inputs
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         index, inverse = ctx.indices
         return _GatherRows.apply(grads[0], inverse, index), None, None
+
+
+def _to_numpy(mask: Tensor) -> Any:
+    """Return a mask as an array; within `torch.func.grad` tensors are wrapped and have no data of their own."""
+    mask = mask.cpu()
+    while is_gradtrackingtensor(mask):
+        mask = get_unwrapped(mask)
+    return mask.numpy()

@@ -25,6 +25,8 @@ def run(
     state: TensorDict,
     clear_BT: Bool[Tensor, "B T"],
     valid_BT: Bool[Tensor, "B T"] | None = None,
+    *,
+    detach: bool = True,
 ) -> tuple[Float[Tensor, "B T H"], TensorDict]:
     """Run stacked layers over a segment, layer by layer and step by step."""
     valid_BT = torch.ones_like(clear_BT) if valid_BT is None else valid_BT
@@ -33,7 +35,7 @@ def run(
         before = [state[leaf][:, number] for leaf in leaves]
         y_TBH, *after = run_layer(partial(step, layer_weights), y_TBH, before, clear_BT.T, valid_BT.T)
         layers.append(after)
-    return y_TBH.transpose(0, 1), stack_and_detach(leaves, layers)
+    return y_TBH.transpose(0, 1), stack_and_detach(leaves, layers, detach=detach)
 
 
 def run_layer(

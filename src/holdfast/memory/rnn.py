@@ -27,10 +27,7 @@ FEW_ROWS = 24
 
 
 class StackedRNN(Cell):
-    """Stacked recurrent layers; the state has a leaf `[B,L,H]` for each of `state_keys`.
-
-    Weights are orthogonal, biases 0. `gate_bias` is added to each gate in reset and padding slots.
-    """
+    """Stacked recurrent layers; the state has a leaf `[B,L,H]` for each of `state_keys`."""
 
     state_keys: ClassVar[tuple[str, ...]]
     """Names of the state leaves; a NaN, once in the state, stays in the last one."""
@@ -41,19 +38,18 @@ class StackedRNN(Cell):
     """`torch.lstm_cell` or `torch.gru_cell`: one step of one layer."""
     triton_kernel: ClassVar[Literal["lstm", "gru"]]
     """Our kernel's name in kernels/ops.py, which is imported when it is about to run."""
+    gate_bias: ClassVar[list[list[float]]]
+    """Added to the gates (rows) in reset and padding slots (columns)."""
     num_flags: ClassVar[int]
     """Flags of a packed slot that every layer reads beside its input."""
     kernel: Kernel = "auto"
     """Set by `use_kernel` for all cells of a policy."""
 
-    def __init__(self, rnn: nn.RNNBase, gate_bias: list[list[float]]) -> None:
+    def __init__(self, rnn: nn.RNNBase) -> None:
         super().__init__(rnn.input_size, rnn.hidden_size, rnn.num_layers)
         self.rnn = rnn
-        for name, weight in rnn.named_parameters():
-            initialize = nn.init.orthogonal_ if name.startswith("weight") else nn.init.zeros_
-            initialize(weight)
-        per_unit = torch.tensor(gate_bias).repeat_interleave(rnn.hidden_size, 0)
-        self.register_buffer("_gate_bias", per_unit, persistent=False)
+        per_unit = torch.tensor(self.gate_bias).repeat_interleave(rnn.hidden_size, 0)
+        self.register_buffer("_gate_bias", per_unit.to(rnn.all_weights[0][0]), persistent=False)
         self._gate_bias: Tensor
 
     def initial(self, batch: int) -> TensorDict:
@@ -95,21 +91,21 @@ class StackedRNN(Cell):
         return y, self._to_state(after, entry)
 
     def _to_state(self, leaves: Sequence[Tensor], before: Sequence[Tensor]) -> TensorDict:
-        """Return the leaves as a state, detached, in the dtypes of those before: autocast computes in others."""
+        """Return the leaves as a state in the dtypes of those before: autocast computes in others."""
         pairs = zip(self.state_keys, leaves, before, strict=True)
-        state = {key: leaf.detach().to(old.dtype) for key, leaf, old in pairs}
+        state = {key: (leaf.detach() if self.detach else leaf).to(old.dtype) for key, leaf, old in pairs}
         return TensorDict(state, batch_size=[len(leaves[0])])
 
     def reference_forward(self, x: Inputs, state: TensorDict, clear: Mask, valid: Mask | None = None) -> CellOutput:
         """Process a segment step by step."""
         layers = [self.layer(number) for number in range(self.num_layers)]
-        return reference.run(self.reference_step, layers, self.state_keys, x, state, clear, valid)
+        return reference.run(self.reference_step, layers, self.state_keys, x, state, clear, valid, detach=self.detach)
 
     def layer(self, number: int) -> reference.LayerWeights:
         """Return one layer's weights."""
-        names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-        a, b, c, d = (getattr(self.rnn, f"{name}_l{number}") for name in names)
-        return a, b, c, d
+        weight_ih, weight_hh, *biases = self.rnn.all_weights[number]
+        bias_ih, bias_hh = biases or (weight_ih.new_zeros(len(weight_ih)),) * 2
+        return weight_ih, weight_hh, bias_ih, bias_hh
 
     @abstractmethod
     def _layer_packed(self, number: int, x_SBD: Tensor, before: list[Tensor], plan: PackingPlan) -> Sequence[Tensor]:
@@ -147,7 +143,7 @@ class StackedRNN(Cell):
             before = [state[leaf][:, number] for leaf in self.state_keys]
             y_BTH, *after = run_layer(y_BTH, self.layer(number), *before, code.reshape(y_BTH.shape[:2]), dtype)
             layers.append(after)
-        after = cast_like(stack_and_detach(self.state_keys, layers), state)
+        after = cast_like(stack_and_detach(self.state_keys, layers, detach=self.detach), state)
         return y_BTH[:, 0] if x.dim() == 2 else y_BTH, after
 
     def _forward_dense(self, x_BTD: Tensor, entry: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
@@ -156,7 +152,7 @@ class StackedRNN(Cell):
         # torch.gru takes one tensor where torch.lstm takes a list of two.
         hx = before if before[1:] else before[0]
         y_TBH, *after = self.torch_kernel(
-            x_BTD.transpose(0, 1), hx, weights, True, self.num_layers, 0.0, self.training, False, False
+            x_BTD.transpose(0, 1), hx, weights, self.rnn.bias, self.num_layers, 0.0, self.training, False, False
         )
         return y_TBH.transpose(0, 1), [leaf_LBH.transpose(0, 1) for leaf_LBH in after]
 
@@ -192,6 +188,13 @@ class StackedRNN(Cell):
         return plan.unpack(y_SBH), state
 
 
+def _orthogonal(rnn: nn.RNNBase) -> nn.RNNBase:
+    """Initialize weights as orthogonal and biases as 0."""
+    for name, weight in rnn.named_parameters():
+        (nn.init.orthogonal_ if name.startswith("weight") else nn.init.zeros_)(weight)
+    return rnn
+
+
 MemoryInit = Literal["standard", "original"]
 
 
@@ -209,13 +212,12 @@ class LSTM(StackedRNN):
     torch_cell = staticmethod(torch.lstm_cell)
     triton_kernel = "lstm"
     num_flags = 2
+    gate_bias = [[CLOSED, CLOSED], [CLOSED, -CLOSED], [0.0, 0.0], [CLOSED, CLOSED]]  # noqa: RUF012
     # The output depends on tanh(c) only.
     bounded_state = staticmethod(lambda state: state["c"].tanh())
 
     def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1, init: MemoryInit = "standard") -> None:
-        # Rows are the gates i f g o; columns are reset and padding slots.
-        gate_bias = [[CLOSED, CLOSED], [CLOSED, -CLOSED], [0.0, 0.0], [CLOSED, CLOSED]]
-        super().__init__(nn.LSTM(input_size, hidden_size, num_layers), gate_bias)
+        super().__init__(_orthogonal(nn.LSTM(input_size, hidden_size, num_layers)))
         with torch.no_grad():
             for number in range(num_layers):
                 _, _, bias_ih, bias_hh = self.layer(number)
@@ -245,7 +247,7 @@ def _contiguous_weights(weights: list[Tensor]) -> list[Tensor]:
 
 @final
 class GRU(StackedRNN):
-    """Stacked GRU layers; the state is `{"h": [B,L,H]}`."""
+    """Stacked GRU layers; the state is `{"h": [B,L,H]}`. Weights are orthogonal, biases 0."""
 
     state_keys = ("h",)
     reference_step = staticmethod(reference.gru_step)
@@ -253,12 +255,11 @@ class GRU(StackedRNN):
     torch_cell = staticmethod(torch.gru_cell)
     triton_kernel = "gru"
     num_flags = 3
+    gate_bias = [[CLOSED, CLOSED], [CLOSED, -CLOSED], [0.0, 0.0]]  # noqa: RUF012
     bounded_state = staticmethod(itemgetter("h"))
 
     def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1) -> None:
-        # Rows are the gates r z n; columns are reset and padding slots.
-        gate_bias = [[CLOSED, CLOSED], [CLOSED, -CLOSED], [0.0, 0.0]]
-        super().__init__(nn.GRU(input_size, hidden_size, num_layers), gate_bias)
+        super().__init__(_orthogonal(nn.GRU(input_size, hidden_size, num_layers)))
 
     def _layer_packed(self, number: int, x_SBD: Tensor, before: list[Tensor], plan: PackingPlan) -> Sequence[Tensor]:
         weight_ih, weight_hh, bias_ih, bias_hh = self.layer(number)

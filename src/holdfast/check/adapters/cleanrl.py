@@ -43,7 +43,7 @@ class CleanRL(PolicyAdapter):
             )
         weight = next(core.parameters())
         zeros = torch.zeros(core.num_layers, rows, core.hidden_size, dtype=weight.dtype)
-        return (zeros, zeros.clone()) if isinstance(core, nn.LSTM) else zeros
+        return (zeros, zeros.clone()) if core.mode == "LSTM" else zeros
 
     def act(self, step: StepBatch, state: State) -> tuple[Outputs, State]:
         """Call it with one step of all environments."""
