@@ -7,7 +7,7 @@ from torch import nn
 from helpers import foreign_policies as foreign
 from holdfast.check.held_memory import bytes_held, copy_policy, tensors_held
 
-KEPT = []
+CACHE = []
 
 
 class Keeps(foreign.Stepper):
@@ -42,11 +42,11 @@ def test_tensors_of_others_are_not_counted():
 
 def test_globals_of_its_own_module_are_counted():
     module = Keeps()
-    KEPT.append(torch.zeros(7))
+    CACHE.append(torch.zeros(7))
     try:
-        assert any(leaf is KEPT[0] for leaf in tensors_held(module))
+        assert any(leaf is CACHE[0] for leaf in tensors_held(module))
     finally:
-        KEPT.clear()
+        CACHE.clear()
 
 
 def test_policy_with_a_graph_is_copied_without_it():

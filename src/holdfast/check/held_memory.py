@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from types import FrameType, ModuleType
 from typing import Any, TypeVar
 
+import torch
 from torch import nn
 
 from holdfast.types import Tensor
@@ -69,5 +70,6 @@ def copy_policy(policy: Copied) -> Copied:
     except RuntimeError as error:
         if "deepcopy protocol" not in str(error):
             raise
-    detached = {id(leaf): leaf.detach().clone() for leaf in tensors_held(policy) if not leaf.is_leaf}
-    return copy.deepcopy(policy, detached)
+    with torch.no_grad():
+        without_graph = {id(leaf): leaf.clone() for leaf in tensors_held(policy) if not leaf.is_leaf}
+    return copy.deepcopy(policy, without_graph)

@@ -77,10 +77,13 @@ class PolicyCopy:
         finally:
             self.adapter.module.train()
 
+    @torch.no_grad()
     def replay(self, batch: StepBatch, state: State) -> Float[Tensor, "B T K"]:
         """Replay segments from their entry states, with gradients on as in an update."""
-        with self.default_dtype(), torch.enable_grad():
-            return flat(self.adapter.replay(self.to_policy(batch), clone_state(state)), 2).detach().cpu()
+        with self.default_dtype():
+            with torch.enable_grad():
+                outputs = self.adapter.replay(self.to_policy(batch), clone_state(state))
+            return flat(outputs, 2).cpu()
 
     @torch.no_grad()
     def steps(

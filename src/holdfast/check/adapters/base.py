@@ -120,7 +120,7 @@ class PolicyAdapter(ABC):
                 outputs.append(flat(step_outputs, 1))
             with torch.enable_grad():
                 segments = [self.replay(script.step_batches(t, t + horizon), entry) for t, entry in entries]
-            replayed += [flat(segment, 2).detach() for segment in segments]
+            replayed += [flat(segment, 2) for segment in segments]
         return RolloutAndReplay(torch.stack(outputs, dim=1), torch.cat(replayed, dim=1))
 
     def evaluate(self, script: Script) -> Float[Tensor, "A N K"]:
