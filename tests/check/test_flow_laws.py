@@ -117,3 +117,54 @@ def test_isolate_finds_outputs_that_depend_on_the_order_of_rows():
     parts = broken(flow_laws.isolate(context_of(ReadsTheRowNumber)))
     assert {"rows permuted, rollout", "rows permuted, replay"} <= set(parts)
     assert not any("other rows" in what for what in parts)
+
+
+class AnswersLater(foreign.Stepper):
+    """Returns the output of the step before."""
+
+    def forward(self, x, state, first):
+        state = x.new_zeros(len(x), 19) if state is None else torch.where(first[:, None], 0.0, state)
+        y, after = super().forward(x, state[:, :16], first)
+        return y + state[:, 16:], torch.cat([after, y], 1)
+
+
+class Quantizes(foreign.Stepper):
+    """Rounds its state to eighths."""
+
+    def forward(self, x, state, first):
+        y, state = super().forward(4 * x, state, first)
+        return y, (8 * state).round() / 8
+
+
+@pytest.mark.parametrize("kind", [AnswersLater, Quantizes])
+def test_memories_that_answer_late_or_round_carry(kind):
+    assert broken(flow_laws.carry(context_of(kind))) == []
+
+
+class Frozen(foreign.Stepper):
+    """Trains its last layer only."""
+
+    def __init__(self):
+        super().__init__()
+        self.inwards.requires_grad_(False)
+        self.cell.requires_grad_(False)
+
+
+def test_frozen_weights_are_no_error():
+    assert broken(flow_laws.cut(context_of(Frozen))) == []
+
+
+def replay_three_rows_at_a_time(module, obs, actions, state, first):
+    """Calls the core with batches of other sizes, as packed sequences do."""
+    parts = [
+        foreign.replay_in_pieces(
+            module, *(leaf[rows] for leaf in (obs, actions)), {"h": state["h"][:, rows]}, first[rows]
+        )["y"]
+        for rows in torch.arange(len(obs)).split(3)
+    ]
+    return {"y": torch.cat(parts)}
+
+
+def test_repacked_rows_may_round():
+    torch.manual_seed(0)
+    assert broken(flow_laws.isolate(prepare(foreign.functions(replay=replay_three_rows_at_a_time)))) == []

@@ -47,6 +47,7 @@ MEASUREMENTS = {
     "carry": [
         "information across segment edges, rollout",
         "information across segment edges, replay",
+        *in_both("rollouts against one chain of steps"),
         "information from step to step, evaluation",
     ],
     "clear": [
@@ -81,7 +82,7 @@ MEASUREMENTS = {
         "live state after bootstrap values and replays",
         "live state after an evaluation",
     ],
-    "bounded": ["growth of bytes from 200 to 2,000 steps", "growth of graph nodes from 200 to 2,000 steps"],
+    "bounded": ["growth of bytes from 400 to 2,000 steps", "growth of graph nodes from 400 to 2,000 steps"],
     "restore": ["outputs after saving and loading", "outputs after set_memory", "outputs after a snapshot"],
     "agree": [
         *in_both(*AGREE, "short segments against long ones"),

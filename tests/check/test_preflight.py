@@ -80,7 +80,7 @@ def test_correct_policy_obeys_every_law_in_bfloat16():
     laws = holdfast.check(make_small(), OnlySpec(), precision="bfloat16")
     require_all(laws)
     in_bf16 = {name: [part.what for part in law.parts if "bf16" in part.what] for name, law in laws.items()}
-    exact = {"cut", "clear", "replay", "isolate", "pure", "restore", "agree"}
+    exact = {"cut", "carry", "clear", "replay", "isolate", "pure", "restore", "agree"}
     assert {name for name, parts in in_bf16.items() if parts} == exact
     assert not any("f32" in part.what for law in laws.values() for part in law.parts)
     assert any("bfloat16" in note for note in laws.notes)

@@ -10,7 +10,6 @@ from holdfast.check.context import prepare
 from holdfast.check.policy_copy import HORIZON, STEPS
 from holdfast.check.probes import (
     GradientReach,
-    bytes_held,
     gradient_between_calls,
     gradient_of_each,
     gradient_within_segments,
@@ -83,16 +82,3 @@ def test_gradient_of_each_output():
     assert wrong["logits"] == 0.0
     assert wrong["value"] > 0
     assert gradient_of_each(*prepared(RawModule(seeded(foreign.Probabilities), obs=5)))["y"] > 1e-3
-
-
-def test_bytes_and_graph_nodes_are_counted():
-    weight = torch.zeros(1000, requires_grad=True)
-    before = bytes_held()
-    total = (weight * 2 + 1).sum()
-    after = bytes_held()
-    assert after[0] - before[0] == total.untyped_storage().nbytes() == 4
-    assert after[1] - before[1] == 4
-    view = weight.detach()[10:]
-    assert bytes_held()[0] == after[0]
-    del total, view
-    assert bytes_held() == before

@@ -77,7 +77,7 @@ class CollectsObservations(foreign.Stepper):
 
 def test_bounded_finds_growing_memory():
     parts = broken(state_laws.bounded(context_of(CollectsObservations)))
-    assert list(parts) == ["growth of bytes from 200 to 2,000 steps"]
+    assert list(parts) == ["growth of bytes from 400 to 2,000 steps"]
 
 
 def test_restore_finds_a_state_that_is_not_saved():
@@ -95,3 +95,41 @@ def test_agree_finds_segments_that_differ_from_steps():
     assert "one segment of 32 steps against single steps, f64" in parts
     assert "short segments against long ones, f64" in parts
     assert "a batch of one sequence against the full batch, f64" not in parts
+
+
+class RemakesAnAttribute(foreign.Sequence):
+    """Keeps its last output, whose size depends on the call."""
+
+    def forward(self, x, state):
+        self.last, state = super().forward(x, state)
+        return self.last, state
+
+
+class HasExtraState(foreign.Sequence):
+    """Saves a number that is not a tensor."""
+
+    def get_extra_state(self):
+        return {"version": 3}
+
+    def set_extra_state(self, state):
+        assert state == {"version": 3}
+
+
+@pytest.mark.parametrize("kind", [RemakesAnAttribute, HasExtraState])
+def test_right_modules_are_bounded_and_restored(kind):
+    torch.manual_seed(0)
+    context = prepare(RawModule(kind(), obs=5))
+    assert broken(state_laws.bounded(context) + state_laws.restore(context)) == {}
+
+
+class ForgetsWithGradients(foreign.Sequence):
+    """Starts from zeros where gradients are on, as in an update."""
+
+    def forward(self, x, state):
+        return super().forward(x, None if torch.is_grad_enabled() else state)
+
+
+def test_replay_runs_with_gradients_on():
+    torch.manual_seed(0)
+    parts = state_laws.replay(prepare(RawModule(ForgetsWithGradients(), obs=5)))
+    assert set(broken(parts)) == {"y, f64", "y, f32"}

@@ -165,10 +165,10 @@ def _add_starts(script: Script) -> None:
 def _copy(adapter: PolicyAdapter, dtype: torch.dtype, conditions: Conditions) -> PolicyCopy:
     exact = dtype == torch.float64
     try:
-        adapter = adapter.in_precision(dtype)
-        conditions.impose(adapter.module, exact=exact)
-        kind = dtype if exact else conditions.computes_in(adapter.module)
-        return PolicyCopy(adapter, dtype, kind, torch.device(conditions.device))
+        unused = adapter.in_precision(dtype)
+        conditions.impose(unused.module, exact=exact)
+        kind = dtype if exact else conditions.computes_in(unused.module)
+        return PolicyCopy(unused, dtype, kind, torch.device(conditions.device), unused).unused_copy()
     except ConfigError:
         raise
     except Exception as error:

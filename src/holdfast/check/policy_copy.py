@@ -3,13 +3,14 @@
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 
 from holdfast.check.adapters.base import PolicyAdapter, RolloutAndReplay, flat
 from holdfast.check.compare import RowAxes, State, clone_state, state_leaves
+from holdfast.check.held_memory import copy_policy
 from holdfast.check.script import Batch, Script, StepBatch
 from holdfast.types import Bool, Float, Tensor
 
@@ -29,6 +30,13 @@ class PolicyCopy:
     """The dtype its layers compute in: `dtype`, or a coarser one."""
     device: torch.device
     """Its device: inputs are moved there, outputs are moved back to the CPU."""
+    unused: PolicyAdapter | None = None
+    """A copy of the adapter that never runs; None: the adapter itself is copied."""
+
+    def unused_copy(self) -> "PolicyCopy":
+        """Copy the policy as it was before it ran."""
+        with self.default_dtype():
+            return replace(self, adapter=copy_policy(self.unused or self.adapter))
 
     @contextmanager
     def default_dtype(self) -> Iterator[None]:
@@ -71,9 +79,11 @@ class PolicyCopy:
 
     @torch.no_grad()
     def replay(self, batch: StepBatch, state: State) -> Float[Tensor, "B T K"]:
-        """Replay segments from their entry states."""
+        """Replay segments from their entry states, with gradients on as in an update."""
         with self.default_dtype():
-            return flat(self.adapter.replay(self.to_policy(batch), clone_state(state)), 2).cpu()
+            with torch.enable_grad():
+                outputs = self.adapter.replay(self.to_policy(batch), clone_state(state))
+            return flat(outputs, 2).cpu()
 
     @torch.no_grad()
     def steps(

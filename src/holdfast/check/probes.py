@@ -1,7 +1,5 @@
 """Probes of a policy: gradients, bytes and graph nodes for the laws, yes-or-no experiments for the diagnosis."""
 
-import copy
-import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -46,7 +44,7 @@ def gradient_between_calls(policy: PolicyCopy, script: Script) -> GradientReach:
         if not torch.is_grad_enabled():
             return getattr(adapter, name)(batch, state)
         with torch.no_grad():
-            weights = {key: leaf.clone() for key, leaf in adapter.module.named_parameters()}
+            weights = {key: leaf.clone() for key, leaf in adapter.module.named_parameters() if leaf.requires_grad}
         for leaf in weights.values():
             leaf.requires_grad_()
         result = adapter.call(weights, name, batch, state)
@@ -70,9 +68,9 @@ def gradient_between_calls(policy: PolicyCopy, script: Script) -> GradientReach:
 def _largest_gradients(outputs: list[Tensor], copies: list[list[Tensor]]) -> Float[Tensor, "calls calls"]:
     reach = torch.zeros(len(outputs), len(outputs))
     for row, output in enumerate(outputs):
-        if not output.requires_grad:
-            continue
         inputs = [weight for weights in copies[: row + 1] for weight in weights]
+        if not output.requires_grad or not inputs:
+            continue
         gradients = torch.autograd.grad(_weighted_sum(output), inputs, retain_graph=True, allow_unused=True)
         for number, gradient in enumerate(gradients):
             if gradient is not None:
@@ -142,7 +140,7 @@ def _weighted_sum(outputs: Float[Tensor, "*batch K"]) -> Float[Tensor, ""]:
 def gradient_of_each(policy: PolicyCopy, script: Script) -> dict[str, float]:
     """Measure the largest gradient of each replayed output with respect to the weights."""
     adapter, result = policy.adapter, {}
-    weights = list(adapter.module.parameters())
+    weights = [weight for weight in adapter.module.parameters() if weight.requires_grad]
     script = policy.to_policy(script)
     with policy.default_dtype(), torch.enable_grad():
         outputs = adapter.replay(script.step_batches(0, HORIZON), adapter.initial(script.agents))
@@ -155,27 +153,6 @@ def gradient_of_each(policy: PolicyCopy, script: Script) -> dict[str, float]:
     return result
 
 
-def bytes_held() -> tuple[int, int]:
-    """Count the bytes of all live tensors and the graph nodes they keep alive."""
-    gc.collect()
-    storages, roots = {}, []
-    for obj in gc.get_objects():
-        # Exact types: the fake tensors a compiler leaves behind have no storage.
-        if type(obj) in (Tensor, nn.Parameter):
-            storage = obj.untyped_storage()
-            storages[storage.data_ptr()] = storage.nbytes()
-            if obj.grad_fn is not None:
-                roots.append(obj.grad_fn)
-    visited: set[Any] = set()
-    while roots:
-        node = roots.pop()
-        if node in visited:
-            continue
-        visited.add(node)
-        roots.extend(after for after, _ in node.next_functions if after is not None)
-    return sum(storages.values()), len(visited)
-
-
 def draws_random_numbers(policy: PolicyCopy, script: Script) -> bool:
     """Whether identical rollouts differ by random numbers, not by state kept elsewhere."""
     _, one, other = (policy.steps(script, stop=3)[0] for _ in range(3))
@@ -185,7 +162,7 @@ def draws_random_numbers(policy: PolicyCopy, script: Script) -> bool:
     if one.equal(other):
         return True
     # If fresh copies with different seeds still differ, the policy owns a random generator.
-    one, other = (_steps_with_seed(seed, copy.deepcopy(policy), script) for seed in (0, 1))
+    one, other = (_steps_with_seed(seed, policy.unused_copy(), script) for seed in (0, 1))
     return not one.equal(other)
 
 

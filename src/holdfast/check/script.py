@@ -85,6 +85,14 @@ class Script(StepBatch):
         mask = where.reshape(*where.shape, *[1] * (self.obs.dim() - 2))
         return replace(self, obs=torch.where(mask, self.other_obs, self.obs))
 
+    def swapped(self) -> "Script":
+        """Exchange the two draws of observations."""
+        return replace(self, obs=self.other_obs, other_obs=self.obs)
+
+    def rolled(self) -> "Script":
+        """Give every agent the observations of its neighbour."""
+        return replace(self, obs=self.obs.roll(1, 0), other_obs=self.other_obs.roll(1, 0))
+
 
 def write_script(
     draw_obs: Draw, agents: int, steps: int, *, share_of_starts: float, absences: bool, act: Draw, seed: int = 0

@@ -1,6 +1,5 @@
 """PolicyAdapter: the interface through which the check calls any recurrent policy."""
 
-import copy
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ from gymnasium import spaces
 from torch import nn
 
 from holdfast.check.compare import State, clone_state
+from holdfast.check.held_memory import copy_policy
 from holdfast.check.script import Draw, Script, StepBatch
 from holdfast.errors import ConfigError
 from holdfast.install import install_command
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from holdfast.check.context import CheckContext
     from holdfast.check.results import Measurement
 
-SINGLE_STEPS = 200
-"""Steps run one at a time before segments are run in one call."""
+SINGLE_STEPS = 40
+"""Steps run one at a time after segments were run in one call."""
 Outputs = Mapping[str, Tensor]
 """Outputs by name: `[A]` or `[A,k]` for a step, `[B,T]` or `[B,T,k]` for a segment."""
 
@@ -62,8 +62,6 @@ class PolicyAdapter(ABC):
     """Assumptions about the policy, for the report."""
     handles_invalid: ClassVar[bool] = False
     """Whether the policy gets `valid`."""
-    repacks_rows: bool = False
-    """Whether its trainer splits rows at episode starts, so that rounding depends on the order of agents."""
     rollout_has_grad: bool = False
     """Whether rollouts run with gradients on, so that states must be detached by the policy."""
 
@@ -120,7 +118,9 @@ class PolicyAdapter(ABC):
                     entries.append((t, clone_state(state)))
                 step_outputs, state = self.act(script.at(t), state)
                 outputs.append(flat(step_outputs, 1))
-            replayed += [flat(self.replay(script.step_batches(t, t + horizon), entry), 2) for t, entry in entries]
+            with torch.enable_grad():
+                segments = [self.replay(script.step_batches(t, t + horizon), entry) for t, entry in entries]
+            replayed += [flat(segment, 2) for segment in segments]
         return RolloutAndReplay(torch.stack(outputs, dim=1), torch.cat(replayed, dim=1))
 
     def evaluate(self, script: Script) -> Float[Tensor, "A N K"]:
@@ -142,13 +142,13 @@ class PolicyAdapter(ABC):
         return state
 
     def run_steps(self, script: Script, state: State, steps: int) -> State:
-        """Run `steps` steps, repeating the script: single steps first, then segments."""
-        for t in range(min(steps, SINGLE_STEPS)):
-            _, state = self.act(script.at(t % script.steps), state)
+        """Run `steps` steps, repeating the script: segments first, then single steps."""
         horizon = script.steps // (self.rollouts * self.segments)
-        for done in range(SINGLE_STEPS, steps, horizon):
+        for done in range(0, steps - SINGLE_STEPS, horizon):
             start = done % (script.steps - horizon)
-            state = self.advance(script.step_batches(start, start + min(horizon, steps - done)), state)
+            state = self.advance(script.step_batches(start, start + horizon), state)
+        for t in range(SINGLE_STEPS):
+            _, state = self.act(script.at(t % script.steps), state)
         return state
 
     def memory_modules(self) -> Sequence[nn.Module]:
@@ -161,7 +161,7 @@ class PolicyAdapter(ABC):
 
     def in_precision(self, dtype: torch.dtype) -> "PolicyAdapter":
         """Copy the adapter, in training mode, on the CPU, in a dtype."""
-        adapter = copy.deepcopy(self)
+        adapter = copy_policy(self)
         adapter.module = adapter.module.cpu().to(dtype).train()
         return adapter
 

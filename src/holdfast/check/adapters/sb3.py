@@ -31,8 +31,6 @@ class SB3(PolicyAdapter):
     Its outputs are values and the log-probabilities of scripted actions; only sampling is replaced.
     """
 
-    repacks_rows = True
-
     module: Any
 
     def __init__(self, policy: Any) -> None:

@@ -25,8 +25,6 @@ class TorchRL(PolicyAdapter):
     `primer=False` leaves the recurrent states out of the environment, as if the user forgot the primer.
     """
 
-    repacks_rows = True
-
     def __init__(
         self,
         policy: Any,

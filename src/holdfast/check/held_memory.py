@@ -1,0 +1,75 @@
+"""Tensors that a policy and its state hold, and copies of policies that hold tensors with a graph."""
+
+import copy
+import gc
+import sys
+from collections.abc import Iterator
+from types import FrameType, ModuleType
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from holdfast.types import Tensor
+
+Copied = TypeVar("Copied")
+LIBRARIES = ("torch", "numpy", "holdfast", "tensordict", "gymnasium", "builtins", "functools", "collections")
+"""Packages whose globals are not the policy's."""
+
+
+def tensors_held(*roots: Any) -> list[Tensor]:
+    """List the tensors that objects hold: in attributes, classes, closures and globals of their own modules."""
+    foreign = _foreign_globals(roots)
+    visited, tensors, queue = set[int](), list[Tensor](), list(roots)
+    while queue:
+        obj = queue.pop()
+        if id(obj) in visited or id(obj) in foreign or isinstance(obj, ModuleType | FrameType):
+            continue
+        visited.add(id(obj))
+        # Exact types: the fake tensors a compiler leaves behind have no storage.
+        if type(obj) in (Tensor, nn.Parameter):
+            tensors.append(obj)
+        queue.extend(gc.get_referents(obj))
+    return tensors
+
+
+def _foreign_globals(roots: tuple[Any, ...]) -> set[int]:
+    """Return the ids of the global dictionaries of all modules that do not define the roots or their parts."""
+    own = {kind.__module__ for root in roots for kind in _classes(root)}
+    own = {name for name in own if name.partition(".")[0] not in LIBRARIES}
+    return {id(vars(module)) for name, module in list(sys.modules.items()) if name not in own and module is not None}
+
+
+def _classes(root: Any) -> Iterator[type]:
+    module = getattr(root, "module", root)
+    parts = [root, *(module.modules() if isinstance(module, nn.Module) else [])]
+    for part in parts:
+        yield from type(part).__mro__
+
+
+def bytes_held(*roots: Any) -> tuple[int, int]:
+    """Count the bytes of the tensors that objects hold, and the graph nodes these keep alive."""
+    gc.collect()
+    tensors = tensors_held(*roots)
+    storages = {leaf.untyped_storage().data_ptr(): leaf.untyped_storage().nbytes() for leaf in tensors}
+    nodes = [leaf.grad_fn for leaf in tensors if leaf.grad_fn is not None]
+    visited: set[Any] = set()
+    while nodes:
+        node = nodes.pop()
+        if node in visited:
+            continue
+        visited.add(node)
+        nodes.extend(after for after, _ in node.next_functions if after is not None)
+    return sum(storages.values()), len(visited)
+
+
+def copy_policy(policy: Copied) -> Copied:
+    """Copy an object deeply; tensors with a graph, which cannot be copied, lose it."""
+    try:
+        return copy.deepcopy(policy)
+    except RuntimeError as error:
+        if "deepcopy protocol" not in str(error):
+            raise
+    with torch.no_grad():
+        without_graph = {id(leaf): leaf.clone() for leaf in tensors_held(policy) if not leaf.is_leaf}
+    return copy.deepcopy(policy, without_graph)
