@@ -1,6 +1,8 @@
 """`holdfast runs`: the list of a folder's runs, and files that cannot be read."""
 
 import json
+import os
+from datetime import datetime
 
 import pytest
 
@@ -38,7 +40,7 @@ def listed(capsys, *args):
 
 def test_runs_are_listed_with_their_newest_numbers(folder, capsys):
     a, b, c = listed(capsys, folder)
-    started = a.pop("started")
+    a.pop("updated")
     assert a == {
         "name": "a",
         "world": "recall",
@@ -48,7 +50,6 @@ def test_runs_are_listed_with_their_newest_numbers(folder, capsys):
         "episodic_return": 0.75,
         "finished": True,
     }
-    assert started[4] == "-"
     assert (b["episodic_return"], b["steps"], b["finished"]) == (2.5, 64, False)
     assert (c["episodic_return"], c["steps"], c["finished"]) == (None, None, False)
 
@@ -69,19 +70,17 @@ def test_runs_are_sorted_and_unknown_values_come_last(folder, capsys, options, o
 def test_the_table_has_a_row_per_run(folder, capsys):
     assert main(["runs", str(folder)]) == 0
     head, *rows = capsys.readouterr().out.splitlines()
-    assert head.split() == ["name", "world", "policy", "seed", "steps", "return", "started", "finished"]
+    assert head.split() == ["name", "world", "policy", "seed", "steps", "return", "updated", "finished"]
     assert [row.split()[0] for row in rows] == ["a", "b", "c"]
     assert rows[0].split()[4:6] == ["128", "0.75"]
     assert [row.split()[-1] for row in rows] == ["yes", "no", "no"]
 
 
-def test_the_config_of_the_newest_checkpoint_counts(folder, capsys):
-    latest = folder / "b" / "checkpoints" / "latest"
-    latest.mkdir(parents=True)
-    config = json.loads((folder / "b" / "config.json").read_text())
-    config["trainer"]["total_timesteps"] = 64
-    (latest / "config.json").write_text(json.dumps(config))
-    assert [run["finished"] for run in listed(capsys, folder)] == [True, True, False]
+def test_a_run_was_updated_when_its_newer_file_was(folder, capsys):
+    os.utime(folder / "a" / "config.json", (0, 1_000_000))
+    os.utime(folder / "a" / "metrics.jsonl", (0, 2_000_000))
+    run = listed(capsys, folder, "--sort", "updated")[0]
+    assert (run["name"], datetime.fromisoformat(run["updated"]).timestamp()) == ("a", 2_000_000)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "[" * 100_000, '{"world": 3, "trainer": {"batch_size": 0}}'])

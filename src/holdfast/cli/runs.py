@@ -22,7 +22,7 @@ COLUMNS = {
     "seed": "seed",
     "steps": "steps",
     "return": "episodic_return",
-    "started": "started",
+    "updated": "updated",
     "finished": "finished",
 }
 NUMBERS = ("seed", "steps", "return")
@@ -53,7 +53,7 @@ def _parser() -> Parser:
     parser = Parser(
         prog="holdfast runs",
         usage="holdfast runs [FOLDER] [--sort COLUMN] [--reverse] [--json]",
-        description="List the runs of a folder: world, policy, seed, steps, return, start, finished or not.",
+        description="List the runs of a folder: world, policy, seed, steps, return, last change, finished or not.",
     )
     add = parser.add_argument
     add("folder", nargs="?", default="runs", metavar="FOLDER", help="folder of the runs (runs)")

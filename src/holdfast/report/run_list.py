@@ -1,4 +1,4 @@
-"""The runs of a folder: world, policy, steps, return, start, and whether they are finished."""
+"""The runs of a folder: world, policy, steps, return, last change, and whether they are finished."""
 
 import json
 import math
@@ -26,8 +26,8 @@ class RunSummary:
     """Agent steps so far."""
     episodic_return: float | None
     """The greedy return of the newest evaluation, or else that of the newest training episodes."""
-    started: str | None
-    """Local time, in ISO format."""
+    updated: str
+    """When metrics or config were last written: local time, in ISO format."""
     finished: bool | None
 
     def as_json(self) -> dict[str, Any]:
@@ -43,8 +43,7 @@ def list_runs(folder: Path) -> Iterator[RunSummary]:
 
 
 def _summary(path: Path) -> RunSummary:
-    # A resumed run may have other keys than those it was started with.
-    config = _read_json(path / "checkpoints" / "latest" / "config.json") or _read_json(path / "config.json")
+    config = _read_json(path / "config.json")
     file = path / "metrics.jsonl"
     lines = read_lines(file) if file.is_file() else []
     newest = dict[str, int | float]()
@@ -60,14 +59,15 @@ def _summary(path: Path) -> RunSummary:
         seed=_field(config, int, "seed"),
         steps=None if steps is None else int(steps),
         episodic_return=returns[0] if returns else None,
-        started=_started(path),
+        updated=_updated(path),
         finished=None if planned is None else iteration is not None and iteration >= planned,
     )
 
 
-def _started(path: Path) -> str:
-    """Return when the run's config was written, which is once, at its start."""
-    return datetime.fromtimestamp((path / "config.json").stat().st_mtime).isoformat(timespec="seconds")
+def _updated(path: Path) -> str:
+    files = (path / "config.json", path / "metrics.jsonl")
+    newest = max(file.stat().st_mtime for file in files if file.is_file())
+    return datetime.fromtimestamp(newest).isoformat(timespec="seconds")
 
 
 def _iterations(config: Any) -> int | None:
