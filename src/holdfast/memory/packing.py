@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch._C._functorch import get_unwrapped, is_gradtrackingtensor
 
 from holdfast.types import Bool, Float, Int, Tensor
 
@@ -158,7 +157,7 @@ class _GatherRows(torch.autograd.Function):
 
 def _to_numpy(mask: Tensor) -> Any:
     """Return a mask as an array; within `torch.func.grad` tensors are wrapped and have no data of their own."""
-    mask = mask.cpu()
-    while is_gradtrackingtensor(mask):
-        mask = get_unwrapped(mask)
-    return mask.numpy()
+    try:
+        return mask.numpy(force=True)
+    except RuntimeError:
+        return np.array(mask.tolist(), dtype=bool)
