@@ -14,11 +14,11 @@ import torch
 from matplotlib.colors import to_rgba
 
 from helpers.law_results import AGENTS, HORIZON, STARTS, STEPS, make_laws, make_reach
-from holdfast.check.flow_laws import CARRY_STEPS
 from holdfast.check.laws import LAWS
 from holdfast.check.results import Law, Laws, Measurement, Pattern
 from holdfast.report.check_page import (
     IN_WORDS,
+    MISSING_WITHIN,
     PANELS,
     WRONG,
     agent_with_most_leaks,
@@ -196,8 +196,8 @@ def test_missing_ignores_invalid_steps_and_long_distances():
         getattr(reach, panel)[5, 1], getattr(reach, panel)[:, 1, 5] = 0.0, 0.0
     reach.valid[1, 5] = False
     assert all(places(missing(reach, panel)) == [] for panel in PANELS)
-    assert places(missing(changed("rollout", (0, 1, CARRY_STEPS), 0.0), "rollout")) == [(0, 1, CARRY_STEPS)]
-    assert places(missing(changed("rollout", (0, 1, CARRY_STEPS + 1), 0.0), "rollout")) == []
+    assert places(missing(changed("rollout", (0, 1, MISSING_WITHIN), 0.0), "rollout")) == [(0, 1, MISSING_WITHIN)]
+    assert places(missing(changed("rollout", (0, 1, MISSING_WITHIN + 1), 0.0), "rollout")) == []
 
 
 def test_missing_is_empty_without_memory_or_measurement():

@@ -17,7 +17,6 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from holdfast.check import Law, Laws, Measurement
-from holdfast.check.flow_laws import CARRY_STEPS
 from holdfast.check.laws import LAWS
 from holdfast.check.results import Reach
 from holdfast.report.check_report import UNEXPLAINED, bound, number, split_finding, summary
@@ -93,6 +92,8 @@ LEGEND = (
     "Triangles mark the agent's episode starts, where the state must be cleared; dotted lines mark segment "
     "edges; grey steps are invalid.",
 )
+MISSING_WITHIN = 8
+"""Steps within which the absence of a change is drawn."""
 
 
 def check_page(laws: Laws, title: str) -> str:
@@ -207,7 +208,7 @@ def missing(reach: Reach, panel: str) -> Bool[Tensor, "N A N"]:
     change, valid = getattr(reach, panel), reach.valid
     steps = torch.arange(change.shape[0])
     later = steps - steps[:, None]
-    soon = ((later > 0) & (later <= CARRY_STEPS))[:, None]
+    soon = ((later > 0) & (later <= MISSING_WITHIN))[:, None]
     if not change.any() or not any((getattr(reach, name) * soon).any() for name in PANELS):
         return torch.zeros_like(change, dtype=torch.bool)
     return (change == 0) & may_reach(reach, panel) & soon & valid.T[:, :, None] & valid
