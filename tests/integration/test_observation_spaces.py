@@ -18,7 +18,7 @@ from holdfast.evaluation.evaluate import evaluate
 from holdfast.learn import replay
 from holdfast.monitor.replay_check import check_segments
 from holdfast.policies import PolicyOutput, RecurrentPolicy
-from holdfast.rollout import Collector
+from holdfast.rollout import Collector, Segments
 from holdfast.worlds import WorldSpec
 
 WORLDS = [SayNumber, SayNumberInATree, NamePlace]
@@ -77,8 +77,8 @@ def test_dict_observation_equals_flat_tensor():
         collector = Collector(wrap(random_script(5, 33, seed=1)), policy, length=16, horizon=8, seed=3)
         rollouts.append([collector.rollout(0), replay(policy, collector.rollout(1))])
     for one, other in zip(*rollouts, strict=True):
-        one, other = (each if isinstance(each, TensorDict) else each.steps for each in (one, other))
-        assert other["env_obs", "inner", "number"].equal(one["env_obs"])
+        one, other = (each.steps if isinstance(each, Segments) else each for each in (one, other))
+        assert other["env_obs"]["inner"]["number"].equal(one["env_obs"])
         for key in set(one.keys()) - {"env_obs"}:
             assert one[key].equal(other[key]), key
     played = [
