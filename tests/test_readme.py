@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 import holdfast as hf
+from helpers.one_update import learn_from
 from holdfast.cli import main
+from holdfast.rollout import Collector
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -93,6 +95,17 @@ def test_functions_of_the_check_guide_obey_the_laws(annotations_asleep):
     names = {}
     exec(python_block((GUIDES / "check_your_policy.md").read_text(), "Functions("), names)
     assert names["laws"].ok
+
+
+def test_forward_of_the_policy_guide_trains_and_obeys_the_laws(annotations_asleep):
+    names = {}
+    exec(python_block((GUIDES / "write_a_policy.md").read_text(), "class ByHand"), names)
+    world = hf.make_world("gym:CartPole-v1", agents=4)
+    policy = names["ByHand"](world.spec, hidden_size=8)
+    laws = hf.check(policy, world)
+    assert laws.ok, [law.finding for law in laws.values() if not law.ok]
+    steps = Collector(world, policy, length=16, horizon=8, seed=0).rollout(0)
+    assert learn_from(policy, steps)["memory/replay_error"] <= 1e-5
 
 
 @pytest.mark.slow
