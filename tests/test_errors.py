@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import holdfast.errors
-from holdfast.errors import ConfigError, ContractError, WorkerError, located_error_text, recording_errors
+from holdfast.errors import ConfigError, ContractError, WorkerError, located_error_text, recording_errors, with_note
 from holdfast.state_tree import get_field
 
 
@@ -53,9 +53,7 @@ def test_a_package_whose_name_starts_like_ours_is_the_users(tmp_path):
 
 def fails(kind, cause=None, note="", message="It fails."):
     error = kind(message)
-    if note:
-        error.add_note(note)
-    raise error from cause
+    raise (with_note(error, note) if note else error) from cause
 
 
 def test_tracebacks_are_appended_and_the_message_names_the_file(tmp_path):

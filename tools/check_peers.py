@@ -9,7 +9,7 @@ import platform
 import sys
 import time
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -131,7 +131,7 @@ def page(good: list[Result], bad: list[Result]) -> str:
         "",
         *ABOUT.splitlines(),
         "",
-        f"Measured on {datetime.now(UTC).date().isoformat()}, on a CPU with one thread, one set of weights",
+        f"Measured on {datetime.now(timezone.utc).date().isoformat()}, on a CPU with one thread, one set of weights",
         f"each, with {versions()}.",
         "",
         "## All results",

@@ -8,6 +8,9 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from errno import EDQUOT, ENOSPC
 from pathlib import Path
+from typing import TypeVar
+
+Error = TypeVar("Error", bound=BaseException)
 
 
 class HoldfastError(Exception):
@@ -40,6 +43,12 @@ class ContractError(HoldfastError):
 
 class WorkerError(ContractError):
     """A worker process crashed, raised or hung; says which one and in which call. Its traceback is a note."""
+
+
+def with_note(error: Error, note: str) -> Error:
+    """Add a note as `add_note` does, which Python 3.10 has not, and return the error."""
+    vars(error)["__notes__"] = [*getattr(error, "__notes__", ()), note]
+    return error
 
 
 def one_line(error: BaseException, limit: int | None = None) -> str:

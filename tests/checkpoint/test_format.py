@@ -253,7 +253,7 @@ def test_an_unreadable_checkpoint_is_not_called_damaged(copy, monkeypatch):
     def broken(*args):
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(format.hashlib, "file_digest", broken)
+    monkeypatch.setattr(format, "file_sha256", broken)
     log = []
     with pytest.raises(OSError, match="000006 cannot be read: Input/output error"):
         RunDir(copy).newest(log.append)

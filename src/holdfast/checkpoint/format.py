@@ -229,14 +229,21 @@ def _read_manifest(file: Path) -> dict[str, Any]:
     return manifest
 
 
+def file_sha256(file: Path) -> str:
+    """Return the SHA-256 of a file, read in parts."""
+    digest = hashlib.sha256()
+    with file.open("rb") as opened:
+        while part := opened.read(1 << 20):
+            digest.update(part)
+    return digest.hexdigest()
+
+
 def _verify_file(file: Path, entry: Any) -> None:
     refuse_pickle(file)
     size, expected = file.stat().st_size, get_field(entry, "bytes", int)
     if size != expected:
         raise CorruptFileError(f"{file} has {size:,} bytes, not {expected:,}")
-    with file.open("rb") as opened:
-        checksum = hashlib.file_digest(opened, "sha256").hexdigest()
-    if checksum != get_field(entry, "sha256", str):
+    if file_sha256(file) != get_field(entry, "sha256", str):
         raise CorruptFileError(f"{file} is damaged: its checksum differs")
 
 

@@ -25,6 +25,7 @@ from holdfast.checkpoint.format import (
     CONFIG,
     MANIFEST,
     Checkpoint,
+    file_sha256,
     open_checkpoint,
     policy_manifest,
     set_aside,
@@ -256,7 +257,7 @@ def _truncate_log(file: Path, saved: int, digest: str, log: Log) -> None:
             with file.open("r+b") as opened:
                 opened.truncate(opened.read().rfind(b"\n") + 1)
         log(f"{file} lacks its last {saved - size:,} bytes; new lines are appended.")
-    if size >= saved > 0 and _checksum(file) != digest:
+    if size >= saved > 0 and file_sha256(file) != digest:
         difference = "is damaged: lines differ from those the run wrote" if digest else "has no checksum"
         log(f"{file} {difference}; new lines are appended.")
 
@@ -269,11 +270,6 @@ def _is_damaged(path: Path) -> bool:
     except (ConfigError, OSError):
         return False
     return False
-
-
-def _checksum(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def create_run_dir(config: Config, name: str, command: str, policy: nn.Module) -> RunDir:

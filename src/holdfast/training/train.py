@@ -198,7 +198,7 @@ def _train_loop(run: Run) -> RunResult:
     finally:
         # First of all, so that no later error can lose the last complete iteration.
         message = checkpoints.save_final()
-        if sys.exception() is not None or stop.requested:
+        if sys.exc_info()[0] is not None or stop.requested:
             run.console.print(message)
     if checkpoints.error is not None:
         raise checkpoints.error

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast import rng
-from holdfast.errors import AgentCountError, ConfigError, MakeError, WorkerError, record_error
+from holdfast.errors import AgentCountError, ConfigError, MakeError, WorkerError, record_error, with_note
 from holdfast.trust import current_source
 from holdfast.types import Int, Shaped, Tensor
 from holdfast.worlds.workers.shared_memory import Layout, open_memory
@@ -85,9 +85,7 @@ class WorkerConnection:
             raise AgentCountError(*content)
         if kind == "make":
             message, traceback = content
-            error = MakeError(message)
-            error.add_note(traceback)
-            raise error
+            raise with_note(MakeError(message), traceback)
         if kind == "config":
             raise ConfigError(content)
         if kind == "error":
@@ -335,9 +333,7 @@ class WorkerGroup:
             more = f" and {rest} more" if rest > 0 else ""
             message += f"; step {request.clock}, last actions {actions[:MAX_LISTED_ACTIONS]}{more}"
         error = WorkerError(f"{message}.")
-        if crash.traceback:
-            error.add_note(crash.traceback)
-        return error
+        return with_note(error, crash.traceback) if crash.traceback else error
 
 
 def _end(connections: list[WorkerConnection], memory: int, resources: ExitStack) -> None:
