@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.memory import MinLSTM
-from holdfast.memory.minlstm import scan
+from holdfast.memory.scan import scan
 
 
 def test_scan_clears_exactly_with_tiny_factors():

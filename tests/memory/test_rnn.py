@@ -3,7 +3,7 @@ import torch
 
 from holdfast.errors import ConfigError, ContractError
 from holdfast.memory import GRU, LSTM, kernels, require_kernel, use_kernel
-from holdfast.memory.rnn import FEW_ROWS
+from holdfast.memory.layers import FEW_ROWS
 
 lstm_and_gru = pytest.mark.parametrize("kind", [LSTM, GRU])
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

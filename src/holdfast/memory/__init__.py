@@ -1,49 +1,38 @@
-"""Memory cells, their registry and the choice of kernel."""
+"""Memory cells, their registry and the choice of kernel.
 
-from typing import Any
+Names are imported when they are first used: cells need tensordict, which takes longer to import than torch, and
+`holdfast.nn` needs their layers alone.
+"""
 
-import torch
-from torch import nn
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from holdfast.errors import ConfigError
-from holdfast.memory.cell import Cell, MultiCell, NoMemory, saturation
-from holdfast.memory.minlstm import MinLSTM
-from holdfast.memory.rnn import GRU, LSTM, Kernel, MemoryInit, StackedRNN
-from holdfast.memory.state_store import StateStore
-from holdfast.registry import Registry
-
-CELLS: Registry[Cell] = Registry(
-    "cell", "policy.memory=", "holdfast.cells", Cell, {"lstm": LSTM, "gru": GRU, "minlstm": MinLSTM, "none": NoMemory}
-)
-register_cell = CELLS.register
-find_cell = CELLS.find
-
-
-def make_cell(name: str, input_size: int, hidden_size: int, num_layers: int, init: str = "standard") -> Cell:
-    """Build a registered cell; `init` applies to the LSTM."""
-    options: dict[str, Any] = {} if init == "standard" else {"init": init}
-    if options and name != "lstm":
-        raise ConfigError(f"policy.memory_init={init} is for an LSTM; policy.memory is {name}.")
-    return find_cell(name)(input_size, hidden_size, num_layers, **options)
-
-
-def use_kernel(module: nn.Module, kernel: Kernel) -> None:
-    """Set the kernel of every LSTM and GRU in a module; `triton` without any is an error."""
-    rnns = [submodule for submodule in module.modules() if isinstance(submodule, StackedRNN)]
-    if kernel == "triton" and not rnns:
-        raise ConfigError("policy.kernel=triton is for LSTM and GRU, and this policy has neither; use auto.")
-    for rnn in rnns:
-        rnn.kernel = kernel
-
-
-def require_kernel(module: nn.Module, device: torch.device) -> None:
-    """Raise if a kernel set by `use_kernel` cannot run on a device."""
-    for submodule in module.modules():
-        reason = submodule.refused_kernel(device) if isinstance(submodule, StackedRNN) else None
-        if reason is not None:
-            raise ConfigError(f"policy.kernel=triton: {reason}")
-
+if TYPE_CHECKING:
+    from holdfast.memory.cell import Cell, MultiCell, NoMemory, saturation
+    from holdfast.memory.layers import Kernel
+    from holdfast.memory.minlstm import MinLSTM
+    from holdfast.memory.registry import CELLS, find_cell, make_cell, register_cell, require_kernel, use_kernel
+    from holdfast.memory.rnn import GRU, LSTM, MemoryInit
+    from holdfast.memory.state_store import StateStore
 
 __all__ = ["CELLS", "GRU", "LSTM", "Cell", "Kernel", "MemoryInit", "MinLSTM", "MultiCell", "NoMemory"]
 __all__ += ["StateStore", "find_cell", "make_cell", "register_cell", "require_kernel", "saturation"]
 __all__ += ["use_kernel"]
+
+_MODULES = {
+    "cell": ("Cell", "MultiCell", "NoMemory", "saturation"),
+    "layers": ("Kernel",),
+    "minlstm": ("MinLSTM",),
+    "registry": ("CELLS", "find_cell", "make_cell", "register_cell", "require_kernel", "use_kernel"),
+    "rnn": ("GRU", "LSTM", "MemoryInit"),
+    "state_store": ("StateStore",),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"holdfast.memory.{_MODULE_OF[name]}"), name)
+    globals()[name] = value
+    return value

@@ -1,8 +1,7 @@
-"""The Cell interface; NoMemory, MultiCell and saturation."""
+"""The Cell interface, LayeredCell, NoMemory, MultiCell and saturation."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any, ClassVar, final
 
 import torch
@@ -10,11 +9,13 @@ from tensordict import TensorDict
 from torch import nn
 
 from holdfast.errors import ContractError
+from holdfast.memory.reference import stack_layers
 from holdfast.types import Bool, Float, Tensor
 
 Inputs = Float[Tensor, "B *T D"]
 Mask = Bool[Tensor, "B *T"]
 CellOutput = tuple[Float[Tensor, "B *T H"], TensorDict]
+LeavesOutput = tuple[Float[Tensor, "B *T H"], list[Float[Tensor, "B L H"]]]
 
 
 class Cell(nn.Module, ABC):
@@ -29,8 +30,6 @@ class Cell(nn.Module, ABC):
     input_size: int
     bounded_state: ClassVar[Callable[[TensorDict], Tensor] | None] = None
     """The part of a state that lies in [-1, 1], one value per unit; None: the state is unbounded."""
-    detach: bool = True
-    """Whether the returned state is detached; `holdfast.nn` sets it, our policies never do."""
 
     def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1) -> None:
         super().__init__()
@@ -66,24 +65,47 @@ def select_rows(mask: Bool[Tensor, " B"], yes: TensorDict, no: TensorDict) -> Te
     )
 
 
-def cast_like(state: TensorDict, before: TensorDict) -> TensorDict:
-    """Cast a state to the dtypes of `before`: under autocast, layers compute in less precision."""
-    return TensorDict({key: leaf.to(before[key].dtype) for key, leaf in state.items()}, batch_size=state.batch_size)
-
-
-def stack_and_detach(leaves: Sequence[str], layers: Iterable[Sequence[Tensor]], *, detach: bool = True) -> TensorDict:
+def stack_and_detach(leaves: Sequence[str], layers: Iterable[Sequence[Tensor]]) -> TensorDict:
     """Stack the final states of all layers and detach them: truncated BPTT ends here."""
-    by_leaf = zip(*layers, strict=True)
-    stacked = [torch.stack(leaf, dim=1) if leaf[1:] else leaf[0][:, None] for leaf in by_leaf]
-    stacked = [leaf.detach() for leaf in stacked] if detach else stacked
-    return TensorDict(dict(zip(leaves, stacked, strict=True)), batch_size=[len(stacked[0])])
+    return _detached_state(leaves, stack_layers(layers))
 
 
-def from_layers_first(keys: Sequence[str], leaves: Sequence[Tensor], *, detach: bool) -> TensorDict:
-    """Convert the leaves `[L,B,H]` of torch's recurrent layers to a batch-first state."""
-    pairs = zip(keys, leaves, strict=True)
-    state = {key: (leaf.detach() if detach else leaf).transpose(0, 1) for key, leaf in pairs}
-    return TensorDict(state, batch_size=[leaves[0].shape[1]])
+def _detached_state(keys: Sequence[str], leaves: Sequence[Tensor]) -> TensorDict:
+    state = {key: leaf.detach() for key, leaf in zip(keys, leaves, strict=True)}
+    return TensorDict(state, batch_size=[len(leaves[0])])
+
+
+class LayeredCell(Cell):
+    """A cell whose state has leaves `[B,L,H]`, zeros at first; a subclass computes on them, in the order of the keys.
+
+    `holdfast.nn` has the same layers without a TensorDict, which takes long to import.
+    """
+
+    state_keys: ClassVar[tuple[str, ...]]
+
+    @abstractmethod
+    def run(self, x: Inputs, state: list[Tensor], clear: Mask, valid: Mask | None) -> LeavesOutput:
+        """Process one step or one segment."""
+
+    @abstractmethod
+    def run_reference(self, x: Inputs, state: list[Tensor], clear: Mask, valid: Mask | None) -> LeavesOutput:
+        """Process a segment step by step."""
+
+    def initial(self, batch: int) -> TensorDict:
+        """Return the initial state of `batch` agents: zeros."""
+        zeros, size = next(self.parameters()).new_zeros, (batch, self.num_layers, self.hidden_size)
+        return TensorDict({key: zeros(size) for key in self.state_keys}, batch_size=[batch])
+
+    def forward(self, x: Inputs, state: TensorDict, clear: Mask, valid: Mask | None = None) -> CellOutput:
+        """Process one step `[B,D]` or one segment `[B,T,D]`."""
+        require_fit(self, x, state, clear)
+        y, leaves = self.run(x, [state[key] for key in self.state_keys], clear, valid)
+        return y, _detached_state(self.state_keys, leaves)
+
+    def reference_forward(self, x: Inputs, state: TensorDict, clear: Mask, valid: Mask | None = None) -> CellOutput:
+        """Process a segment step by step."""
+        y, leaves = self.run_reference(x, [state[key] for key in self.state_keys], clear, valid)
+        return y, _detached_state(self.state_keys, leaves)
 
 
 @final
@@ -180,19 +202,3 @@ def _bounded_units(cell: Cell, state: TensorDict) -> Iterator[Tensor]:
             yield from _bounded_units(child, states[name])
     elif (bounded_state := type(cell).bounded_state) is not None:
         yield bounded_state(state)
-
-
-@contextmanager
-def matmul_precision(*, tf32: bool) -> Iterator[None]:
-    """Allow tf32 in matrix products, convolutions and recurrent layers, or not; restored on exit."""
-    # Attributes that torch creates on import and its stubs do not declare.
-    cudnn: Any = torch.backends.cudnn
-    backends: list[Any] = [torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn]
-    before = [backend.fp32_precision for backend in backends]
-    try:
-        for backend in backends:
-            backend.fp32_precision = "tf32" if tf32 else "ieee"
-        yield
-    finally:
-        for backend, precision in zip(backends, before, strict=True):
-            backend.fp32_precision = precision

@@ -8,7 +8,7 @@ from tensordict import TensorDict
 from torch import nn
 
 from holdfast.errors import ContractError
-from holdfast.memory.cell import Cell, from_layers_first
+from holdfast.memory.cell import Cell
 from holdfast.memory.rnn import LSTM
 from holdfast.memory.state_store import StateStore
 from holdfast.types import Bool, Float, Tensor
@@ -24,7 +24,8 @@ def to_pair(state: TensorDict) -> Pair:
 
 def from_pair(h: Tensor, c: Tensor) -> TensorDict:
     """Convert `h, c` with the layers first to a detached batch-first state."""
-    return from_layers_first(("h", "c"), (h, c), detach=True)
+    leaves = {"h": h.detach().transpose(0, 1), "c": c.detach().transpose(0, 1)}
+    return TensorDict(leaves, batch_size=[h.shape[1]])
 
 
 @final

@@ -1,41 +1,38 @@
 """Step-by-step cells: slow and plain, the reference of every fast path."""
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
-from typing import Any
 
 import torch
-from tensordict import TensorDict
 
-from holdfast.memory.cell import stack_and_detach
 from holdfast.types import Bool, Float, Tensor
 
 LayerWeights = tuple[Tensor, Tensor, Tensor, Tensor]
 """`weight_ih [GH,D], weight_hh [GH,H], bias_ih [GH], bias_hh [GH]`: LSTM gates i f g o, GRU gates r z n."""
 
 Step = Callable[..., Sequence[Tensor]]
-"""`h, *rest = step(weights, x, h, *rest)`: one step of one layer; `h` is also the output."""
+"""`h, *rest = step(x, h, *rest)`: one step of one layer; `h` is also the output."""
 
 
 def run(
-    step: Step,
-    weights: Iterable[Any],
-    leaves: Sequence[str],
+    steps: Iterable[Step],
     x_BTD: Float[Tensor, "B T D"],
-    state: TensorDict,
+    state: Sequence[Float[Tensor, "B L H"]],
     clear_BT: Bool[Tensor, "B T"],
     valid_BT: Bool[Tensor, "B T"] | None = None,
-    *,
-    detach: bool = True,
-) -> tuple[Float[Tensor, "B T H"], TensorDict]:
-    """Run stacked layers over a segment, layer by layer and step by step."""
+) -> tuple[Float[Tensor, "B T H"], list[Float[Tensor, "B L H"]]]:
+    """Run stacked layers, a step function each, over a segment: layer by layer and step by step."""
     valid_BT = torch.ones_like(clear_BT) if valid_BT is None else valid_BT
     y_TBH, layers = x_BTD.transpose(0, 1), []
-    for number, layer_weights in enumerate(weights):
-        before = [state[leaf][:, number] for leaf in leaves]
-        y_TBH, *after = run_layer(partial(step, layer_weights), y_TBH, before, clear_BT.T, valid_BT.T)
+    for number, step in enumerate(steps):
+        before = [leaf[:, number] for leaf in state]
+        y_TBH, *after = run_layer(step, y_TBH, before, clear_BT.T, valid_BT.T)
         layers.append(after)
-    return y_TBH.transpose(0, 1), stack_and_detach(leaves, layers, detach=detach)
+    return y_TBH.transpose(0, 1), stack_layers(layers)
+
+
+def stack_layers(layers: Iterable[Sequence[Float[Tensor, "B H"]]]) -> list[Float[Tensor, "B L H"]]:
+    """Return the leaves of a state from those of its layers."""
+    return [torch.stack(leaf, dim=1) if leaf[1:] else leaf[0][:, None] for leaf in zip(*layers, strict=True)]
 
 
 def run_layer(

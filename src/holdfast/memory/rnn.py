@@ -1,191 +1,25 @@
-"""LSTM and GRU cells. State is reset here, on three paths: dense, packed and our kernels."""
+"""LSTM and GRU cells: the layers of layers.py with a TensorDict as state."""
 
-from abc import abstractmethod
-from collections.abc import Callable, Sequence
 from operator import itemgetter
-from typing import Any, ClassVar, Literal, final
+from typing import Literal, final
 
 import torch
-from tensordict import TensorDict
 from torch import nn
 
-from holdfast.errors import ContractError
-from holdfast.memory import kernels, reference
-from holdfast.memory.cell import Cell, CellOutput, Inputs, Mask, cast_like, require_fit, stack_and_detach
-from holdfast.memory.packing import PackingPlan, plan_packing
-from holdfast.types import Tensor
-
-Kernel = Literal["auto", "torch", "triton"]
-"""What runs a segment: torch.lstm or torch.gru, or our Triton kernels; auto: ours where the GPU can."""
-
-CLOSED = -1e4
-"""A gate with this bias is exactly 0 in every float type, and with +1e4 exactly 1."""
+from holdfast.memory.cell import LayeredCell
+from holdfast.memory.layers import GRULayers, LSTMLayers, RecurrentLayers
 
 
-FEW_ROWS = 24
-"""Up to so many rows a step by `torch.lstm_cell` takes less than by `torch.lstm`: half at 8."""
-
-
-class StackedRNN(Cell):
+class StackedRNN(RecurrentLayers, LayeredCell):
     """Stacked recurrent layers; the state has a leaf `[B,L,H]` for each of `state_keys`."""
-
-    state_keys: ClassVar[tuple[str, ...]]
-    """Names of the state leaves; a NaN, once in the state, stays in the last one."""
-    reference_step: ClassVar[reference.Step]
-    torch_kernel: ClassVar[Callable[..., tuple[Tensor, ...]]]
-    """`torch.lstm` or `torch.gru`."""
-    torch_cell: ClassVar[Callable[..., Any]]
-    """`torch.lstm_cell` or `torch.gru_cell`: one step of one layer."""
-    triton_kernel: ClassVar[Literal["lstm", "gru"]]
-    """Our kernel's name in kernels/ops.py, which is imported when it is about to run."""
-    gate_bias: ClassVar[list[list[float]]]
-    """Added to the gates (rows) in reset and padding slots (columns)."""
-    num_flags: ClassVar[int]
-    """Flags of a packed slot that every layer reads beside its input."""
-    kernel: Kernel = "auto"
-    """Set by `use_kernel` for all cells of a policy."""
 
     def __init__(self, rnn: nn.RNNBase) -> None:
         super().__init__(rnn.input_size, rnn.hidden_size, rnn.num_layers)
         self.rnn = rnn
-        per_unit = torch.tensor(self.gate_bias).repeat_interleave(rnn.hidden_size, 0)
-        self.register_buffer("_gate_bias", per_unit.to(rnn.all_weights[0][0]), persistent=False)
-        self._gate_bias: Tensor
 
-    def initial(self, batch: int) -> TensorDict:
-        """Return the initial state of `batch` agents: zeros."""
-        weight, *_ = self.layer(0)
-        size = (batch, self.num_layers, self.hidden_size)
-        return TensorDict({leaf: weight.new_zeros(size) for leaf in self.state_keys}, batch_size=[batch])
-
-    def forward(self, x: Inputs, state: TensorDict, clear: Mask, valid: Mask | None = None) -> CellOutput:
-        """Process one step `[B,D]` or one segment `[B,T,D]`."""
-        require_fit(self, x, state, clear)
-        device = x.device.type
-        autocast = torch.is_autocast_enabled(device)
-        dtype = torch.get_autocast_dtype(device) if autocast else self._gate_bias.dtype
-        if self._has_kernel(x.device, dtype):
-            return self._forward_kernel(x, state, clear, valid, dtype)
-        first_B11 = (clear if x.dim() == 2 else clear[:, 0])[:, None, None]
-        # torch.where, because 0 x NaN is NaN.
-        entry = [torch.where(first_B11, 0.0, state[leaf]) for leaf in self.state_keys]
-        if x.dim() == 2:
-            # An exported policy takes any number of rows.
-            is_eager_on_cpu = device == "cpu" and not autocast and not torch.compiler.is_compiling()
-            if is_eager_on_cpu and len(x) <= FEW_ROWS:
-                y, after = self._forward_step(x, entry)
-            else:
-                y_B1H, after = self._forward_dense(x[:, None], entry)
-                y = y_B1H[:, 0]
-            if valid is not None:
-                pairs, valid_B11 = zip(after, entry, strict=True), valid[:, None, None]
-                y, after = torch.where(valid[:, None], y, 0.0), [torch.where(valid_B11, *pair) for pair in pairs]
-        elif not clear[:, 1:].any() and (valid is None or valid.all()):
-            y, after = self._forward_dense(x, entry)
-        else:
-            valid_BT = torch.ones_like(clear) if valid is None else valid
-            packed = self._forward_packed(x, entry, clear, valid_BT)
-            if packed is None:
-                return self.reference_forward(x, state, clear, valid)
-            y, after = packed
-        return y, self._to_state(after, entry)
-
-    def _to_state(self, leaves: Sequence[Tensor], before: Sequence[Tensor]) -> TensorDict:
-        """Return the leaves as a state in the dtypes of those before: autocast computes in others."""
-        pairs = zip(self.state_keys, leaves, before, strict=True)
-        state = {key: (leaf.detach() if self.detach else leaf).to(old.dtype) for key, leaf, old in pairs}
-        return TensorDict(state, batch_size=[len(leaves[0])])
-
-    def reference_forward(self, x: Inputs, state: TensorDict, clear: Mask, valid: Mask | None = None) -> CellOutput:
-        """Process a segment step by step."""
-        layers = [self.layer(number) for number in range(self.num_layers)]
-        return reference.run(self.reference_step, layers, self.state_keys, x, state, clear, valid, detach=self.detach)
-
-    def layer(self, number: int) -> reference.LayerWeights:
-        """Return one layer's weights."""
-        weight_ih, weight_hh, *biases = self.rnn.all_weights[number]
-        bias_ih, bias_hh = biases or (weight_ih.new_zeros(len(weight_ih)),) * 2
-        return weight_ih, weight_hh, bias_ih, bias_hh
-
-    @abstractmethod
-    def _layer_packed(self, number: int, x_SBD: Tensor, before: list[Tensor], plan: PackingPlan) -> Sequence[Tensor]:
-        """Run one packed layer on inputs and flags; return the output, 0 in reset and padding slots, and the leaves."""
-
-    def refused_kernel(self, device: torch.device) -> str | None:
-        """Return why `kernel="triton"` cannot run on a device; None: it can, or was not requested."""
-        reason = kernels.refusal(device, self.hidden_size) if self.kernel == "triton" else None
-        return reason and f"our kernels cannot run this memory: {reason}. Use auto."
-
-    def _has_kernel(self, device: torch.device, dtype: torch.dtype) -> bool:
-        """Return whether our kernels run this; they support at most 32 bits."""
-        if self.kernel == "triton":
-            reason = self.refused_kernel(device)
-            if dtype not in kernels.DTYPES:
-                reason = f"our kernels run 32 bits and fewer, not {dtype}. Use auto."
-            if reason is not None:
-                raise ContractError(f"kernel triton: {reason}")
-            return True
-        if self.kernel == "torch" or device.type == "cpu" or dtype not in kernels.DTYPES:
-            return False
-        return kernels.refusal(device, self.hidden_size) is None
-
-    def _forward_kernel(
-        self, x: Tensor, state: TensorDict, clear: Tensor, valid: Tensor | None, dtype: torch.dtype
-    ) -> CellOutput:
-        from holdfast.memory.kernels import ops
-
-        run_layer = getattr(ops, self.triton_kernel)
-        y_BTH = x[:, None] if x.dim() == 2 else x
-        # A copy: the caller may overwrite the clears before the backward pass.
-        code = clear.byte() if valid is None else clear.byte() | ((~valid).byte() << 1)
-        layers = []
-        for number in range(self.num_layers):
-            before = [state[leaf][:, number] for leaf in self.state_keys]
-            y_BTH, *after = run_layer(y_BTH, self.layer(number), *before, code.reshape(y_BTH.shape[:2]), dtype)
-            layers.append(after)
-        after = cast_like(stack_and_detach(self.state_keys, layers, detach=self.detach), state)
-        return y_BTH[:, 0] if x.dim() == 2 else y_BTH, after
-
-    def _forward_dense(self, x_BTD: Tensor, entry: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        before = [leaf.transpose(0, 1).contiguous() for leaf in entry]
-        weights = [weight for layer in self.rnn.all_weights for weight in layer]
-        # torch.gru takes one tensor where torch.lstm takes a list of two.
-        hx = before if before[1:] else before[0]
-        y_TBH, *after = self.torch_kernel(
-            x_BTD.transpose(0, 1), hx, weights, self.rnn.bias, self.num_layers, 0.0, self.training, False, False
-        )
-        return y_TBH.transpose(0, 1), [leaf_LBH.transpose(0, 1) for leaf_LBH in after]
-
-    def _forward_step(self, x_BD: Tensor, entry: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        y, layers = x_BD, []
-        for number, weights in enumerate(self.rnn.all_weights):
-            before = [leaf[:, number] for leaf in entry]
-            # torch.gru_cell takes and returns one tensor where torch.lstm_cell takes and returns two.
-            after = self.torch_cell(y, before, *weights) if before[1:] else [self.torch_cell(y, before[0], *weights)]
-            y = after[0]
-            layers.append(after)
-        return y, [torch.stack(leaf, dim=1) for leaf in zip(*layers, strict=True)]
-
-    def _forward_packed(
-        self, x_BTD: Tensor, entry: Sequence[Tensor], clear_BT: Tensor, valid_BT: Tensor
-    ) -> tuple[Tensor, list[Tensor]] | None:
-        """Run packed segments; None if a state is not finite: 0 x NaN is NaN, so a closed gate would let it through."""
-        plan = plan_packing(clear_BT, valid_BT, x_BTD.dtype)
-        flags_SBF, layers = plan.flags_SB3[..., : self.num_flags], []
-        y_SBH = x_SBD = plan.pack(x_BTD, flags_SBF)
-        for number in range(self.num_layers):
-            if number:
-                x_SBD = torch.cat([y_SBH, flags_SBF], dim=-1)
-            y_SBH, *after = self._layer_packed(number, x_SBD, [leaf[:, number] for leaf in entry], plan)
-            layers.append(after)
-        state = [torch.stack(leaf, dim=1) for leaf in zip(*layers, strict=True)]
-        if not torch.isfinite(state[-1]).all():
-            return None
-        if y_SBH.dtype != entry[0].dtype:
-            # Autocast rounded the entry state; rows without a valid step must return it unchanged.
-            empty_B11, pairs = plan.empty_B[:, None, None], zip(entry, state, strict=True)
-            state = [torch.where(empty_B11, old, new.to(old.dtype)) for old, new in pairs]
-        return plan.unpack(y_SBH), state
+    def torch_rnn(self) -> nn.RNNBase:
+        """Return the module that has the weights."""
+        return self.rnn
 
 
 def _orthogonal(rnn: nn.RNNBase) -> nn.RNNBase:
@@ -199,20 +33,13 @@ MemoryInit = Literal["standard", "original"]
 
 
 @final
-class LSTM(StackedRNN):
+class LSTM(LSTMLayers, StackedRNN):
     """Stacked LSTM layers; the state is `{"h": [B,L,H], "c": [B,L,H]}`.
 
     Weights are orthogonal, the forget-gate bias is 1 and the others 0. `init="original"` sets all biases to 1, as
     Metta AI's policies did; that saturates the cell and slows or stops learning.
     """
 
-    state_keys = ("h", "c")
-    reference_step = staticmethod(reference.lstm_step)
-    torch_kernel = staticmethod(torch.lstm)
-    torch_cell = staticmethod(torch.lstm_cell)
-    triton_kernel = "lstm"
-    num_flags = 2
-    gate_bias = [[CLOSED, CLOSED], [CLOSED, -CLOSED], [0.0, 0.0], [CLOSED, CLOSED]]  # noqa: RUF012
     # The output depends on tanh(c) only.
     bounded_state = staticmethod(lambda state: state["c"].tanh())
 
@@ -227,49 +54,12 @@ class LSTM(StackedRNN):
                 else:
                     bias_ih[hidden_size : 2 * hidden_size] = 1.0
 
-    def _layer_packed(self, number: int, x_SBD: Tensor, before: list[Tensor], plan: PackingPlan) -> Sequence[Tensor]:
-        weight_ih, *rest = self.layer(number)
-        weights = [torch.cat([weight_ih, self._gate_bias], dim=1), *rest]
-        weights = _contiguous_weights(weights) if x_SBD.is_cuda else weights
-        hx = [leaf_BH[None].contiguous() for leaf_BH in before]
-        y_SBH, _, c_1BH = torch.lstm(x_SBD, hx, weights, True, 1, 0.0, self.training, False, False)
-        # The closed output gate makes the output of padding slots 0, so h is that of the last real slot.
-        h_BH = torch.where(plan.empty_B[:, None], before[0], y_SBH.flatten(0, 1)[plan.last_B])
-        return y_SBH, h_BH, c_1BH[0][plan.row_B]
-
-
-def _contiguous_weights(weights: list[Tensor]) -> list[Tensor]:
-    """Copy weights into one buffer; cuDNN warns if they are not contiguous."""
-    flat = torch.cat([weight.flatten() for weight in weights])
-    chunks = flat.split([weight.numel() for weight in weights])
-    return [chunk.view(weight.shape) for chunk, weight in zip(chunks, weights, strict=True)]
-
 
 @final
-class GRU(StackedRNN):
+class GRU(GRULayers, StackedRNN):
     """Stacked GRU layers; the state is `{"h": [B,L,H]}`. Weights are orthogonal, biases 0."""
 
-    state_keys = ("h",)
-    reference_step = staticmethod(reference.gru_step)
-    torch_kernel = staticmethod(torch.gru)
-    torch_cell = staticmethod(torch.gru_cell)
-    triton_kernel = "gru"
-    num_flags = 3
-    gate_bias = [[CLOSED, CLOSED], [CLOSED, -CLOSED], [0.0, 0.0]]  # noqa: RUF012
     bounded_state = staticmethod(itemgetter("h"))
 
     def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1) -> None:
         super().__init__(_orthogonal(nn.GRU(input_size, hidden_size, num_layers)))
-
-    def _layer_packed(self, number: int, x_SBD: Tensor, before: list[Tensor], plan: PackingPlan) -> Sequence[Tensor]:
-        weight_ih, weight_hh, bias_ih, bias_hh = self.layer(number)
-        gates, candidate = bias_ih.split([2 * self.hidden_size, self.hidden_size])
-        # The candidate's bias applies to real steps only: in reset and padding slots the candidate n and its
-        # gradient are exactly 0, so n + z (h - n) is exactly 0 and exactly h.
-        column = torch.cat([torch.zeros_like(gates), candidate])[:, None]
-        bias = torch.cat([gates, torch.zeros_like(candidate)])
-        weights = [torch.cat([weight_ih, self._gate_bias, column], dim=1), weight_hh, bias, bias_hh]
-        hx = before[0][None].contiguous()
-        y_SBH, h_1BH = torch.gru(x_SBD, hx, weights, True, 1, 0.0, self.training, False, False)
-        # In reset and padding slots the next layer must read nothing but its flags.
-        return torch.where(x_SBD[:, :, -1:] > 0, y_SBH, 0.0), h_1BH[0][plan.row_B]

@@ -13,9 +13,9 @@ from torch import nn
 
 from helpers import triton_interpreter
 from holdfast.memory import GRU, LSTM, reference, use_kernel
-from holdfast.memory.cell import matmul_precision
 from holdfast.memory.kernels import autotune, ops
 from holdfast.memory.kernels.autotune import LaunchPlan, TuningJob
+from holdfast.memory.tf32 import matmul_precision
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 KINDS = [LSTM, GRU]

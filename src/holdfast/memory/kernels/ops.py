@@ -15,6 +15,7 @@ from holdfast.memory.kernels import gru as gru_kernels
 from holdfast.memory.kernels import lstm as lstm_kernels
 from holdfast.memory.kernels.autotune import Launch, LaunchPlan, TuningJob, choose_plan, processors_of
 from holdfast.memory.reference import LayerWeights
+from holdfast.memory.tf32 import recurrent_tf32
 from holdfast.types import Float, Tensor, UInt8
 
 Tensors = tuple[Tensor, ...]
@@ -61,9 +62,7 @@ def gru(
 
 def _precision(dtype: torch.dtype) -> str:
     """Return the precision of float32 products, as set for torch's recurrent layers."""
-    cudnn: Any = torch.backends.cudnn
-    exact = dtype == torch.float32 and cudnn.rnn.fp32_precision != "tf32"
-    return "tf32x3" if exact else "tf32"
+    return "tf32" if dtype != torch.float32 or recurrent_tf32() else "tf32x3"
 
 
 def _launch_fastest(kernel: str, x: Tensor, w: Tensor, precision: str, launch: Launch, *, keep: bool = True) -> Any:

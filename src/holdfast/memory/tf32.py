@@ -1,0 +1,33 @@
+"""Precision of float32 products on GPUs: tf32 or not, in the words of the torch at hand."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+# From 2.9 on torch names a precision for each kind of product, and mixing those with the flags of before raises.
+NAMES_PRECISIONS = torch.__version__ >= "2.9"
+
+
+def recurrent_tf32() -> bool:
+    """Return whether torch's recurrent layers compute float32 products in tf32."""
+    cudnn: Any = torch.backends.cudnn
+    return cudnn.rnn.fp32_precision == "tf32" if NAMES_PRECISIONS else cudnn.allow_tf32
+
+
+@contextmanager
+def matmul_precision(*, tf32: bool) -> Iterator[None]:
+    """Allow tf32 in matrix products, convolutions and recurrent layers, or not; restored on exit."""
+    # Attributes that torch creates on import and its stubs do not declare.
+    cudnn: Any = torch.backends.cudnn
+    backends: list[Any] = [torch.backends.cuda.matmul, *([cudnn.conv, cudnn.rnn] if NAMES_PRECISIONS else [cudnn])]
+    key, value = ("fp32_precision", "tf32" if tf32 else "ieee") if NAMES_PRECISIONS else ("allow_tf32", tf32)
+    before = [getattr(backend, key) for backend in backends]
+    try:
+        for backend in backends:
+            setattr(backend, key, value)
+        yield
+    finally:
+        for backend, setting in zip(backends, before, strict=True):
+            setattr(backend, key, setting)
