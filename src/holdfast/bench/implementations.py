@@ -18,7 +18,7 @@ from torch import nn
 from holdfast.bench.cases import Case, CaseInputs, Precision, dtype_of
 from holdfast.errors import ContractError
 from holdfast.memory import Kernel, use_kernel
-from holdfast.memory.tf32 import matmul_precision
+from holdfast.torch_versions import matmul_precision
 from holdfast.types import Float, Tensor
 
 OURS = ("holdfast", "triton")

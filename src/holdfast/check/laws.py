@@ -21,8 +21,8 @@ from holdfast.check.world_laws import WORLD_LAWS
 from holdfast.check.world_recording import Make, WorldUnderTest
 from holdfast.errors import ConfigError, HoldfastError, one_line
 from holdfast.memory import Kernel
-from holdfast.memory.tf32 import matmul_precision
 from holdfast.policies.recurrent_policy import Precision
+from holdfast.torch_versions import matmul_precision
 from holdfast.worlds import World, closing_world, make_world
 
 OnProgress = Callable[[str], None]

@@ -3,7 +3,7 @@
 import re
 import shlex
 from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import Annotated, Any, get_origin
 
 import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
@@ -51,7 +51,8 @@ def keys_of(model: type[BaseModel], prefix: str = "", **branches: type[BaseModel
         if field.exclude:
             # In no file and on no command line.
             continue
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
+        # In Python 3.10 list[int] is an instance of type, too.
+        if get_origin(kind) is None and isinstance(kind, type) and issubclass(kind, BaseModel):
             keys |= keys_of(kind, f"{prefix}{name}.")
         else:
             keys[prefix + name] = field

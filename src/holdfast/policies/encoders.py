@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from holdfast.errors import ContractError
 from holdfast.policies.binding import NamedModule
+from holdfast.torch_versions import is_exporting
 from holdfast.types import Float, Shaped, Tensor, UInt8
 from holdfast.worlds.step import Feature
 from holdfast.worlds.tokens import GLOBAL
@@ -120,7 +121,7 @@ class Conv(nn.Conv2d):
             return linear(input.flatten(1), weight, self.bias).reshape(N, out, 1, 1)
         if input.requires_grad:
             return functional.conv2d(input, self.weight, self.bias, self.stride)
-        if input.device.type == "cpu" and not torch.compiler.is_exporting():
+        if input.device.type == "cpu" and not is_exporting():
             # Gathering by the patches of an image of indices takes a quarter of the time.
             index = torch.arange(C * math.prod(sides)).reshape(1, C, *sides)
             flat = input.flatten(1).index_select(1, self._patches(index).flatten())

@@ -14,6 +14,7 @@ from holdfast.policies.encoders import orthogonal
 from holdfast.policies.heads import BilinearActor, Critic
 from holdfast.policies.recurrent_policy import PolicyOutput, RecurrentPolicy
 from holdfast.policies.spaces import require_tokens
+from holdfast.torch_versions import is_exporting
 from holdfast.types import Bool, Float, Tensor, UInt8
 from holdfast.worlds.step import Feature, WorldSpec
 from holdfast.worlds.tokens import GLOBAL, PADDING, empty, shorten
@@ -30,7 +31,7 @@ def strip_padding(obs: UInt8[Tensor, "N M 3"]) -> UInt8[Tensor, "N M2 3"]:
     On a GPU this would synchronize host and device at every call; there the collector drops it once a
     rollout, and the mask does the rest. An exported program has no data-dependent shapes.
     """
-    return shorten(obs) if obs.device.type == "cpu" and not torch.compiler.is_exporting() else obs
+    return shorten(obs) if obs.device.type == "cpu" and not is_exporting() else obs
 
 
 def position_codes(window: tuple[int, int], frequencies: int) -> Float[Tensor, "256 codes"]:

@@ -6,7 +6,7 @@ import torch
 from helpers import triton_interpreter
 from holdfast.memory.kernels import gru, ops
 from holdfast.memory.kernels.autotune import LaunchPlan
-from holdfast.memory.tf32 import matmul_precision
+from holdfast.torch_versions import matmul_precision
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 PLANS = {

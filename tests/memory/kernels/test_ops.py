@@ -15,7 +15,7 @@ from helpers import triton_interpreter
 from holdfast.memory import GRU, LSTM, reference, use_kernel
 from holdfast.memory.kernels import autotune, ops
 from holdfast.memory.kernels.autotune import LaunchPlan, TuningJob
-from holdfast.memory.tf32 import matmul_precision
+from holdfast.torch_versions import matmul_precision
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 KINDS = [LSTM, GRU]

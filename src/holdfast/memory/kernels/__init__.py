@@ -31,10 +31,13 @@ def refusal(device: torch.device, hidden_size: int) -> str | None:
     return refused_on(device)
 
 
-@torch.compiler.assume_constant_result
 def refused_on(device: torch.device) -> str | None:
     """Return why the kernels cannot run on a device; None: they can. An old Triton is logged, once."""
     return _refused_on(device)
+
+
+# What the decorator torch.compiler.assume_constant_result sets; it imports the compiler, which takes a second.
+vars(refused_on)["_dynamo_marked_constant"] = True
 
 
 @cache

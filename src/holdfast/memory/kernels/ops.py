@@ -15,7 +15,7 @@ from holdfast.memory.kernels import gru as gru_kernels
 from holdfast.memory.kernels import lstm as lstm_kernels
 from holdfast.memory.kernels.autotune import Launch, LaunchPlan, TuningJob, choose_plan, processors_of
 from holdfast.memory.reference import LayerWeights
-from holdfast.memory.tf32 import recurrent_tf32
+from holdfast.torch_versions import recurrent_tf32
 from holdfast.types import Float, Tensor, UInt8
 
 Tensors = tuple[Tensor, ...]

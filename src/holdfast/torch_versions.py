@@ -1,4 +1,4 @@
-"""Precision of float32 products on GPUs: tf32 or not, in the words of the torch at hand."""
+"""What differs between versions of torch: tf32 in products on GPUs, and whether a model is being exported."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,3 +31,8 @@ def matmul_precision(*, tf32: bool) -> Iterator[None]:
     finally:
         for backend, setting in zip(backends, before, strict=True):
             setattr(backend, key, setting)
+
+
+def is_exporting() -> bool:
+    """Return whether `torch.export` traces; torch before 2.7 does not tell it from `torch.compile`."""
+    return torch.compiler.is_exporting() if torch.__version__ >= "2.7" else torch.compiler.is_compiling()
