@@ -211,6 +211,28 @@ def test_torch_func_takes_gradients_of_the_weights(kind):
     assert_close(list(gradients.values()), expected, torch.float64)
 
 
+@pytest.mark.parametrize("kind", holdfast.nn.__all__)
+def test_torch_func_vectorizes_over_sequences_and_weights(kind):
+    module = getattr(holdfast.nn, kind)(3, 4, 2).double()
+    x, first, weights = torch.randn(3, 6, 2, 3).double(), torch.rand(3, 6, 2) < 0.4, dict(module.named_parameters())
+
+    def run(weights, x, first=None):
+        return torch.func.functional_call(module, weights, (x, None, first))[0]
+
+    each = [module(*case) for case in zip(x, [None] * 3, first, strict=True)]
+    assert_close([torch.func.vmap(run, (None, 0, 0))(weights, x, first)], [torch.stack([y for y, _ in each])], x.dtype)
+    ensemble = {name: torch.stack([weight, -weight]) for name, weight in weights.items()}
+    members = [run({name: weight[i] for name, weight in ensemble.items()}, x[0]) for i in (0, 1)]
+    assert_close([torch.func.vmap(run, (0, None))(ensemble, x[0])], [torch.stack(members)], x.dtype)
+    # By forward mode, by reverse mode, and by differences.
+    tangent, step = torch.randn_like(x[0]), 1e-6
+    _, forward = torch.func.jvp(lambda x: run(weights, x, first[0]), (x[0],), (tangent,))
+    jacobian = torch.func.jacrev(lambda x: run(weights, x, first[0]))(x[0])
+    assert_close([forward], [(jacobian * tangent).sum((3, 4, 5))], x.dtype)
+    difference = (run(weights, x[0] + step * tangent, first[0]) - run(weights, x[0] - step * tangent, first[0])) / step
+    torch.testing.assert_close(forward, difference / 2, rtol=0, atol=1e-8)
+
+
 COMPILED = """
 import torch, holdfast.nn
 from torch import nn
@@ -232,24 +254,32 @@ def test_compiled_equals_eager():
 
 
 LOADED = """
-import sys, holdfast.nn
-print(*sorted(name for name in sys.modules if name.startswith("holdfast")))
-print(*sorted({"gymnasium", "matplotlib", "scipy", "pydantic", "rich", "safetensors", "yaml"} & {*sys.modules}))
+import sys, torch
+before = {*sys.modules}
+import holdfast.nn
+loaded = {*sys.modules} - before
+print(*sorted(name for name in loaded if name.startswith("holdfast")))
+others = {name for name in loaded if name.partition(".")[0] not in {*sys.stdlib_module_names, "holdfast", "jaxtyping"}}
+print(*sorted(name for name in others if not name.startswith(("_sysconfigdata", "numpy"))))
 """
 
 
-def test_import_loads_the_memory_package_alone():
-    process = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, timeout=300)
-    modules, packages = process.stdout.split("\n")[:2]
-    base = {"errors", "install", "memory", "nn", "registry", "state_tree", "trust", "types", "version"}
-    assert {name.split(".")[1] for name in modules.split() if "." in name} == base, process.stderr
-    assert packages == ""
+def loaded_by(module):
+    """The modules of Holdfast and of other packages that an import loads after torch."""
+    code = LOADED.replace("holdfast.nn", module)
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert process.returncode == 0, process.stderr
+    return [line.split() for line in process.stdout.split("\n")[:2]]
+
+
+def test_import_loads_the_layers_and_no_package_but_jaxtyping():
+    memory = "memory memory.kernels memory.kernels.autotune memory.layers memory.packing memory.reference memory.scan"
+    names = f"errors {memory} nn torch_versions types version"
+    assert loaded_by("holdfast.nn") == [["holdfast", *(f"holdfast.{name}" for name in names.split())], []]
 
 
 def test_import_of_check_loads_no_trainer_and_no_environments():
-    code = LOADED.replace("holdfast.nn", "holdfast.check")
-    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
-    assert process.stdout == "holdfast holdfast.check holdfast.version\n\n", process.stderr
+    assert loaded_by("holdfast.check") == [["holdfast", "holdfast.check", "holdfast.version"], []]
 
 
 def test_the_cleanrl_example_equals_the_one_with_a_loop(monkeypatch):

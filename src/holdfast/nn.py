@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import PackedSequence
 from holdfast.errors import ConfigError, ContractError
 from holdfast.memory.layers import GRULayers, Kernel, LSTMLayers, RecurrentLayers
 from holdfast.memory.scan import MinLSTMLayers, make_gates
+from holdfast.torch_versions import is_vectorized
 from holdfast.types import Tensor
 
 __all__ = ["GRU", "LSTM", "MinLSTM"]
@@ -34,6 +35,8 @@ class _Recurrent(nn.Module):
     state_keys: ClassVar[tuple[str, ...]]
     run: Any
     """The layers, on batch-first tensors."""
+    run_reference: Any
+    """The same, step by step."""
 
     def _run_sequence(
         self, x: Any, state: Leaves | None, first: Tensor | None, valid: Tensor | None
@@ -47,7 +50,10 @@ class _Recurrent(nn.Module):
         masks = [self._check_mask(x, name, mask) for name, mask in (("first", first), ("valid", valid))]
         leaves_BLH = [(leaf.detach() if self.detach else leaf).transpose(0, 1) for leaf in leaves]
         x_BTD = x if self.batch_first else x.transpose(0, 1)
-        if x_BTD.shape[1] == 1:
+        if is_vectorized():
+            first = torch.zeros(x_BTD.shape[:2], dtype=torch.bool, device=x.device) if masks[0] is None else masks[0]
+            y, after = self.run_reference(x_BTD, leaves_BLH, first, masks[1])
+        elif x_BTD.shape[1] == 1:
             y, after = self.run(x_BTD[:, 0], leaves_BLH, *(mask if mask is None else mask[:, 0] for mask in masks))
             y = y[:, None]
         else:

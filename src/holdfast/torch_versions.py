@@ -1,10 +1,11 @@
-"""What differs between versions of torch: tf32 in products on GPUs, and whether a model is being exported."""
+"""What torch has no stable public name for: tf32 in products on GPUs, and what transforms the running code."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch._C import _functorch
 
 # From 2.9 on torch names a precision for each kind of product, and mixing those with the flags of before raises.
 NAMES_PRECISIONS = torch.__version__ >= "2.9"
@@ -36,3 +37,11 @@ def matmul_precision(*, tf32: bool) -> Iterator[None]:
 def is_exporting() -> bool:
     """Return whether `torch.export` traces; torch before 2.7 does not tell it from `torch.compile`."""
     return torch.compiler.is_exporting() if torch.__version__ >= "2.7" else torch.compiler.is_compiling()
+
+
+def is_vectorized() -> bool:
+    """Return whether `torch.func.vmap` or `jvp` transforms this code: torch's recurrent kernels know neither."""
+    if torch.compiler.is_compiling():
+        return False
+    kinds = (_functorch.TransformType.Vmap, _functorch.TransformType.Jvp)
+    return any(level.key() in kinds for level in _functorch.get_interpreter_stack() or ())

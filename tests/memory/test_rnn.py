@@ -56,6 +56,21 @@ def test_triton_kernel_that_cannot_run_is_an_error(monkeypatch):
     kernels._refused_on.cache_clear()
 
 
+def test_kernels_refuse_an_old_triton_and_log_it_once(monkeypatch, caplog):
+    triton = pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(triton, "__version__", "3.2.0")
+    kernels._refused_on.cache_clear()
+    cell, x = LSTM(4, 32), torch.randn(2, 4)
+    use_kernel(cell, "triton")
+    for _ in range(2):
+        with pytest.raises(ContractError, match=r"they need Triton 3\.6 or newer, not 3\.2\.0\. Use auto\."):
+            cell(x, cell.initial(2), torch.zeros(2, dtype=torch.bool))
+    kernels._refused_on.cache_clear()
+    words = "Without Triton kernels, torch's own run on cpu: they need Triton 3.6 or newer, not 3.2.0."
+    assert caplog.messages == [words]
+
+
 def test_auto_uses_torch_on_cpu_and_in_float64():
     cell = LSTM(4, 32)
     assert not cell._has_kernel(torch.device("cpu"), torch.float32)

@@ -140,6 +140,9 @@ def plan_packing(clear_BT: Bool[Tensor, "B T"], valid_BT: Bool[Tensor, "B T"], d
 class _GatherRows(torch.autograd.Function):
     """Gather rows; the gradient gathers by the inverse index, since scattering costs several times as much."""
 
+    # For torch.func.jacrev, which vectorizes the backward pass.
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(x_ND: Tensor, index: RowIndex, inverse: RowIndex) -> Tensor:
         return x_ND.index_select(0, index.source).index_fill_(0, index.zeros, 0.0)
