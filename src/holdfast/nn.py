@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
 from holdfast.errors import ConfigError, ContractError
-from holdfast.memory.layers import GRULayers, Kernel, LSTMLayers, RecurrentLayers
+from holdfast.memory.layers import GRULayers, Kernel, LSTMLayers, RecurrentLayers, detached
 from holdfast.memory.scan import MinLSTMLayers, make_gates
 from holdfast.torch_versions import is_vectorized
 from holdfast.types import Tensor
@@ -48,7 +48,7 @@ class _Recurrent(nn.Module):
             state = state if state is None else tuple(leaf.unsqueeze(1) for leaf in state)
         leaves = self._check_state(x, state)
         masks = [self._check_mask(x, name, mask) for name, mask in (("first", first), ("valid", valid))]
-        leaves_BLH = [(leaf.detach() if self.detach else leaf).transpose(0, 1) for leaf in leaves]
+        leaves_BLH = [leaf.transpose(0, 1) for leaf in (detached(leaves) if self.detach else leaves)]
         x_BTD = x if self.batch_first else x.transpose(0, 1)
         if is_vectorized():
             first = torch.zeros(x_BTD.shape[:2], dtype=torch.bool, device=x.device) if masks[0] is None else masks[0]
@@ -59,7 +59,8 @@ class _Recurrent(nn.Module):
         else:
             y, after = self.run(x_BTD, leaves_BLH, *masks)
         y = y if self.batch_first else y.transpose(0, 1)
-        leaves = tuple((leaf.detach() if self.detach else leaf).transpose(0, 1).contiguous() for leaf in after)
+        after = detached(after) if self.detach else after
+        leaves = tuple(leaf.transpose(0, 1).contiguous() for leaf in after)
         if is_batched:
             return y, leaves
         return y.squeeze(self._batch_axis), tuple(leaf.squeeze(1) for leaf in leaves)

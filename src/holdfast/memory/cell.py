@@ -9,13 +9,13 @@ from tensordict import TensorDict
 from torch import nn
 
 from holdfast.errors import ContractError
+from holdfast.memory.layers import LeavesOutput, detached
 from holdfast.memory.reference import stack_layers
 from holdfast.types import Bool, Float, Tensor
 
 Inputs = Float[Tensor, "B *T D"]
 Mask = Bool[Tensor, "B *T"]
 CellOutput = tuple[Float[Tensor, "B *T H"], TensorDict]
-LeavesOutput = tuple[Float[Tensor, "B *T H"], list[Float[Tensor, "B L H"]]]
 
 
 class Cell(nn.Module, ABC):
@@ -71,8 +71,7 @@ def stack_and_detach(leaves: Sequence[str], layers: Iterable[Sequence[Tensor]]) 
 
 
 def _detached_state(keys: Sequence[str], leaves: Sequence[Tensor]) -> TensorDict:
-    state = {key: leaf.detach() for key, leaf in zip(keys, leaves, strict=True)}
-    return TensorDict(state, batch_size=[len(leaves[0])])
+    return TensorDict(dict(zip(keys, detached(leaves), strict=True)), batch_size=[len(leaves[0])])
 
 
 class LayeredCell(Cell):

@@ -19,6 +19,12 @@ Kernel = Literal["auto", "torch", "triton"]
 Leaves = list[Float[Tensor, "B L H"]]
 LeavesOutput = tuple[Float[Tensor, "B *T H"], Leaves]
 
+
+def detached(leaves: Sequence[Tensor]) -> list[Tensor]:
+    """Cut the gradient of a state."""
+    return [leaf.detach() for leaf in leaves]
+
+
 CLOSED = -1e4
 """A gate with this bias is exactly 0 in every float type, and with +1e4 exactly 1."""
 
