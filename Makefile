@@ -13,7 +13,7 @@ export OMP_NUM_THREADS ?= 1
 # Processes that tests start would compile every module again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: train test smoke slow lint docs museum mutants check-peers clean
+.PHONY: train test smoke slow lint docs museum mutants check-peers versions clean
 
 train: $(RUNNABLE)
 	$(BIN)/holdfast train $(ARGS)
@@ -63,6 +63,29 @@ $(PEERS)/.ready: pyproject.toml constraints.txt
 		sb3-contrib==2.9.2 torchrl==0.14.1 'tensordict>=0.14,<0.15' hoptorch==0.1.4
 	touch $@
 
+# docs/dev/versions.md: the tests of what runs in other projects, with the oldest and the newest packages. Each of the two
+# environments downloads a torch with CUDA, several GB.
+OLDEST := .venv-oldest
+NEWEST := .venv-newest
+PYTHON_OLDEST ?= python3.10
+PYTHON_NEWEST ?= python3.13
+VERSIONS_TESTS := tests/test_nn.py tests/memory tests/rollout tests/learn tests/policies tests/check tests/test_errors.py
+versions: $(OLDEST)/.ready $(NEWEST)/.ready
+	failed=0; for each in $(OLDEST) $(NEWEST); do \
+		$$each/bin/python -m pip freeze | grep -iE '^(torch|tensordict|numpy|gymnasium)=='; \
+		$$each/bin/python -m pytest -q -m "not slow" $(ARGS) $(VERSIONS_TESTS) || failed=1; \
+	done; exit $$failed
+
+$(OLDEST)/.ready: pyproject.toml constraints-oldest.txt
+	test -x $(OLDEST)/bin/python || $(PYTHON_OLDEST) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet --constraint constraints-oldest.txt --editable '.[test]' setuptools pygame
+	touch $@
+
+$(NEWEST)/.ready: pyproject.toml
+	test -x $(NEWEST)/bin/python || $(PYTHON_NEWEST) -m venv $(NEWEST)
+	$(NEWEST)/bin/python -m pip install --quiet --upgrade --upgrade-strategy eager --editable '.[test]' 'pytest<9' pygame-ce
+	touch $@
+
 # torch first and pinned: a range alone would pull gigabytes of CUDA packages on a machine without a GPU.
 $(RUNNABLE): pyproject.toml constraints.txt
 	@echo "Setting up .venv with torch and what training needs: one or two minutes, once."
@@ -85,11 +108,11 @@ $(VENV)/.mutmut: $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt mutmut==3.8.1
 	touch $@
 
-# The oldest supported tensordict, which `make slow` puts in front of the environment, and libraries that need it.
+# An older tensordict, which `make slow` puts in front of the environment, and libraries that need it; the oldest: `make versions`.
 $(VENV)/tensordict-oldest/.ready: $(READY) Makefile
 	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(dir $@) tensordict==0.14.0 \
 		torchrl==0.14.1 sb3-contrib==2.9.2 stable-baselines3==2.9.2 pandas==3.1.1
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(PEERS) mutants .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) $(OLDEST) $(NEWEST) mutants .pytest_cache .ruff_cache .hypothesis

@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import PackedSequence
 from holdfast.errors import ConfigError, ContractError
 from holdfast.memory.layers import GRULayers, Kernel, LSTMLayers, RecurrentLayers, detached
 from holdfast.memory.scan import MinLSTMLayers, make_gates
-from holdfast.torch_versions import is_vectorized
+from holdfast.torch_versions import is_opaque
 from holdfast.types import Tensor
 
 __all__ = ["GRU", "LSTM", "MinLSTM"]
@@ -50,7 +50,7 @@ class _Recurrent(nn.Module):
         masks = [self._check_mask(x, name, mask) for name, mask in (("first", first), ("valid", valid))]
         leaves_BLH = [leaf.transpose(0, 1) for leaf in (detached(leaves) if self.detach else leaves)]
         x_BTD = x if self.batch_first else x.transpose(0, 1)
-        if is_vectorized():
+        if is_opaque():
             first = torch.zeros(x_BTD.shape[:2], dtype=torch.bool, device=x.device) if masks[0] is None else masks[0]
             y, after = self.run_reference(x_BTD, leaves_BLH, first, masks[1])
         elif x_BTD.shape[1] == 1:

@@ -39,9 +39,13 @@ def is_exporting() -> bool:
     return torch.compiler.is_exporting() if torch.__version__ >= "2.7" else torch.compiler.is_compiling()
 
 
-def is_vectorized() -> bool:
-    """Return whether `torch.func.vmap` or `jvp` transforms this code: torch's recurrent kernels know neither."""
+def is_opaque() -> bool:
+    """Return whether `torch.func` transforms this code so that recurrent kernels fail or masks cannot be read.
+
+    That is within `vmap` and `jvp`, and within `grad` of torch before 2.11.
+    """
     if torch.compiler.is_compiling():
         return False
-    kinds = (_functorch.TransformType.Vmap, _functorch.TransformType.Jvp)
-    return any(level.key() in kinds for level in _functorch.get_interpreter_stack() or ())
+    kind, levels = _functorch.TransformType, _functorch.get_interpreter_stack() or ()
+    kinds = (kind.Vmap, kind.Jvp) if torch.__version__ >= "2.11" else (kind.Vmap, kind.Jvp, kind.Grad)
+    return any(level.key() in kinds for level in levels)
