@@ -125,11 +125,12 @@ def find_segments(masks: Bool[Tensor, "T N"]) -> tuple[Bool[Tensor, "T E"], Bool
 
 
 def _with_torch_rnn(model: RNNModel) -> RNNModel:
-    """Return a copy whose recurrent layer is torch's, which the exporters of rsl_rl know."""
-    copied = copy.deepcopy(model)
-    ours = cast("Any", copied.rnn.rnn)
-    kind = nn.LSTM if isinstance(ours, LSTM) else nn.GRU
-    reference = kind(ours.input_size, ours.hidden_size, ours.num_layers)
-    reference.load_state_dict(ours.state_dict())
-    copied.rnn.rnn = reference
+    """Return the model with torch's recurrent layer, which the exporters of rsl_rl know; they copy its parts."""
+    ours = cast("Any", model.rnn.rnn)
+    holder, kind = nn.Module(), nn.LSTM if isinstance(ours, LSTM) else nn.GRU
+    holder.rnn = kind(ours.input_size, ours.hidden_size, ours.num_layers)
+    holder.rnn.load_state_dict(ours.state_dict())
+    # Not a deep copy: a state with a graph cannot be copied.
+    copied = copy.copy(model)
+    copied._modules = {**model._modules, "rnn": holder}
     return copied

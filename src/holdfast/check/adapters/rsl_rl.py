@@ -68,13 +68,14 @@ class RslRl(PolicyAdapter):
         storage.distribution_params = ()
         storage.saved_hidden_state_a = [self._stored(leaf, batch) for leaf in _leaves(state)]
         minibatch = next(storage.recurrent_mini_batch_generator(1, 1))
+        action, recurrent = batch.action.transpose(0, 1), minibatch.hidden_states[0]
+        # The model drops the time axis of a single step.
+        action = action.squeeze(0) if steps == 1 else action
         outputs = self._outputs(
-            self.module,
-            minibatch.observations,
-            batch.action.transpose(0, 1),
-            masks=minibatch.masks,
-            hidden_state=minibatch.hidden_states[0],
+            self.module, minibatch.observations, action, masks=minibatch.masks, hidden_state=recurrent
         )
+        if steps == 1:
+            outputs = {name: leaf.unsqueeze(0) for name, leaf in outputs.items()}
         return {name: leaf.transpose(0, 1) for name, leaf in outputs.items()}
 
     def value(self, step: StepBatch, state: State) -> Outputs:
@@ -91,7 +92,7 @@ class RslRl(PolicyAdapter):
     @staticmethod
     def _outputs(model: Any, obs: TensorDict, action: Tensor, **replayed: Any) -> Outputs:
         if model.distribution is None:
-            return {"values": model(obs, **replayed)}
+            return {"values": model(obs, **replayed).squeeze(-1)}
         model(obs, stochastic_output=True, **replayed)
         names = [f"parameter_{number}" for number in range(len(model.output_distribution_params))]
         log_prob = model.get_output_log_prob(action.to(obs.device))
