@@ -31,7 +31,7 @@ class PoleVecEnv:
     def _initial(self):
         agent = torch.arange(self.num_envs, device=self.device)
         draws = [rng.uniform(self.seed, 77, agent, 4 * self.episode + number) for number in range(4)]
-        return 0.1 * torch.stack(draws, -1) - 0.05
+        return (2 * torch.stack(draws, -1) - 1) * torch.tensor([0.2, 0.3, 0.1, 0.6], device=self.device)
 
     def get_observations(self):
         scaled = self.state / torch.tensor([2.4, 2.0, 0.21, 2.0], device=self.device)
@@ -58,9 +58,9 @@ class PoleVecEnv:
         return self.get_observations(), torch.ones(self.num_envs, device=self.device), dones.long(), extras
 
 
-def lossy_pole(num_envs, seed=0):
+def lossy_pole(num_envs, seed=0, length=LENGTH):
     """Make poles whose last observations are lost, as in Isaac Lab."""
-    return PoleVecEnv(num_envs, seed, gives_final_obs=False)
+    return PoleVecEnv(num_envs, seed, gives_final_obs=False, length=length)
 
 
 def eight_poles():

@@ -84,7 +84,7 @@ class RslRlWorld:
         self._previous_obs = self._read_obs(result)
         reward = torch.zeros(self.agents, device=self._device)
         flags = torch.zeros(self.agents, dtype=torch.bool, device=self._device)
-        return Step(self._previous_obs, reward, flags, flags, ~flags, ~flags, flags)
+        return Step(self._previous_obs, reward, flags, flags, ~flags, ~flags, flags, self._previous_obs)
 
     def step(self, actions: Float[Tensor, "A n"]) -> Step:
         """Take one action per environment."""
@@ -113,7 +113,10 @@ class RslRlWorld:
     def _make(self, make: Callable[..., Any], options: dict[str, Any], arguments: Mapping[str, Any]) -> Any:
         """Call the function, with the number of environments, seed and device where it takes them."""
         if callable(make):
-            parameters = inspect.signature(make).parameters
+            try:
+                parameters = inspect.signature(make).parameters
+            except ValueError:
+                raise ConfigError(f"{self.name}: {make!r} has no signature to read its arguments from.") from None
             takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
             known = {key: value for key, value in arguments.items() if takes_any or key in parameters}
             try:
