@@ -1,7 +1,7 @@
 """Environments with rsl_rl's `VecEnv` interface, which Isaac Lab and mjlab have: tensors on one device."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, cast
 from warnings import warn
 
@@ -110,7 +110,7 @@ class RslRlWorld:
         if close is not None:
             close()
 
-    def _make(self, make: Callable[..., Any], options: dict[str, Any], arguments: Mapping[str, Any]) -> Any:
+    def _make(self, make: Any, options: dict[str, Any], arguments: Mapping[str, Any]) -> Any:
         """Call the function, with the number of environments, seed and device where it takes them."""
         if callable(make):
             try:
