@@ -40,6 +40,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 DEFAULT = "elu"
 EPSILON = 1e-2
 """What rsl_rl's normalization adds to standard deviations."""
+SMALLEST_STD = 1e-6
 Weights = Mapping[str, Tensor]
 
 
@@ -60,14 +61,13 @@ class RslRlPolicy(FunctionalPolicy):
         StackedRNN.__init__(cell, rnn)
         super().__init__(rnn.input_size, rnn.hidden_size, rnn.num_layers, memory=cell)
         self.mlp = _mlp_of(weights, activation)
-        names = ("_mean", "_std")
-        mean, std = (weights.get(f"obs_normalizer.{name}") for name in names)
-        self.register_buffer("mean", mean)
-        self.register_buffer("std", std)
+        for name in ("mean", "std"):
+            self.register_buffer(name, weights.get(f"obs_normalizer._{name}"))
         self.mean: Tensor | None
         self.std: Tensor | None
         log_std = weights.get("distribution.log_std_param")
-        self.register_buffer("log_std", weights["distribution.std_param"].log() if log_std is None else log_std)
+        log_std = weights["distribution.std_param"].clamp(min=SMALLEST_STD).log() if log_std is None else log_std
+        self.register_buffer("log_std", log_std)
         self.log_std: Tensor
         action = spaces.Box(-np.inf, np.inf, (len(self.log_std),), np.float32)
         spec = WorldSpec(obs_shape=(rnn.input_size,), action_names=(), action=action)
@@ -91,12 +91,9 @@ def load_rsl_rl(
 ) -> RslRlPolicy:
     """Load the actor of a checkpoint; nothing of it is executed."""
     weights = _read(file)
-    for part, key, hint in (
-        ("a recurrent layer", "rnn.rnn.weight_ih_l0", "RNNModel"),
-        ("an MLP", "mlp.0.weight", "RNNModel"),
-    ):
+    for key in ("rnn.rnn.weight_ih_l0", "mlp.0.weight"):
         if key not in weights:
-            raise ConfigError(f"rsl_rl:{file}: the actor has no {part.partition(' ')[2]} ({key}); {hint} has.")
+            raise ConfigError(f"rsl_rl:{file}: the actor has no {key}; that of an RNNModel is needed.")
     if not {"distribution.std_param", "distribution.log_std_param"} & set(weights):
         raise ConfigError(f"rsl_rl:{file}: the actor has no GaussianDistribution; other distributions are not played.")
     if activation is None:

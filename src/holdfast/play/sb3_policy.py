@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast, final
 
+import numpy as np
 import torch
 from gymnasium import spaces
 from torch import nn
@@ -79,6 +80,9 @@ class SB3Policy(FunctionalPolicy):
         self.heads = policy.mlp_extractor
         self.action_net, self.value_net = policy.action_net, policy.value_net
         self.log_std = policy.log_std if isinstance(action, spaces.Box) else None
+        bounds = np.stack([action.low, action.high]) if isinstance(action, spaces.Box) else np.zeros((2, 0), np.float32)
+        self.register_buffer("bounds", torch.from_numpy(bounds), persistent=False)
+        self.bounds: Tensor
         spec = WorldSpec(
             obs_shape=() if isinstance(space, spaces.Dict) else cast("tuple[int, ...]", space.shape),
             action_names=_action_names(action),
@@ -107,14 +111,12 @@ class SB3Policy(FunctionalPolicy):
         return self._finish(PolicyOutput(logits.unflatten(0, batch), values.unflatten(0, batch))), state
 
     def _logits(self, output: Tensor) -> Tensor:
-        """Add log standard deviations, in units of half the width of a bounded action space."""
+        """Return the logits; of a Box, which sb3 wants finite, in units in which it is [-1,1]."""
         if self.log_std is None:
             return output
-        low, high = cast("Tensor", self.binding._action_bounds).to(output.dtype)
-        is_bounded = (high - low).isfinite()
-        half = torch.where(is_bounded, (high - low) / 2, 1.0)
-        center = torch.where(is_bounded, (low + high) / 2, 0.0)
-        return torch.cat([(output - center) / half, (self.log_std - half.log()).expand_as(output)], -1)
+        low, high = self.bounds
+        half = (high - low) / 2
+        return torch.cat([(output - (low + high) / 2) / half, (self.log_std - half.log()).expand_as(output)], -1)
 
 
 def load_sb3(file: Path, device: torch.device, trust_code: bool) -> SB3Policy:
