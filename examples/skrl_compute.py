@@ -1,0 +1,66 @@
+"""skrl's PPO_RNN with `holdfast.nn` in `compute`, on CartPole without velocities."""
+
+import sys
+
+import gymnasium as gym
+import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers import TransformObservation
+from skrl.agents.torch.ppo import PPO_RNN
+from skrl.envs.wrappers.torch import wrap_env
+from skrl.memories.torch import RandomMemory
+from skrl.models.torch import CategoricalMixin, DeterministicMixin, Model
+from skrl.trainers.torch import SequentialTrainer
+
+import holdfast.nn
+
+ENVS, STEPS, HIDDEN = 16, 128, 64
+
+
+def make_env() -> gym.Env:
+    return TransformObservation(gym.make("CartPole-v1"), lambda obs: obs[[0, 2]], gym.spaces.Box(-5, 5, (2,)))
+
+
+class Recurrent(Model):
+    """An LSTM and a layer; skrl calls `compute` with one step, and in updates with sequences of STEPS steps."""
+
+    def __init__(self, env, outputs: int) -> None:
+        Model.__init__(self, observation_space=env.observation_space, action_space=env.action_space, device=env.device)
+        self.lstm = holdfast.nn.LSTM(self.num_observations, HIDDEN, batch_first=True)
+        self.head = torch.nn.Linear(HIDDEN, outputs)
+
+    def get_specification(self):
+        return {"rnn": {"sequence_length": STEPS, "sizes": [(1, ENVS, HIDDEN)] * 2}}
+
+    def compute(self, inputs, role=""):
+        # Of an update, all steps with the state before each: it is zero where an episode starts.
+        steps = STEPS if "terminated" in inputs else 1
+        x, (h, c) = inputs["observations"].unflatten(0, (-1, steps)), (s.unflatten(1, (-1, steps)) for s in inputs["rnn"])
+        first = (h == 0).all(-1).all(0)
+        y, state = self.lstm(x, (h[:, :, 0].contiguous(), c[:, :, 0].contiguous()), first)
+        return self.head(y.flatten(0, 1)), {"rnn": list(state)}
+
+
+class Policy(CategoricalMixin, Recurrent):
+    def __init__(self, env) -> None:
+        Recurrent.__init__(self, env, env.num_actions)
+        CategoricalMixin.__init__(self)
+
+
+class Value(DeterministicMixin, Recurrent):
+    def __init__(self, env) -> None:
+        Recurrent.__init__(self, env, 1)
+        DeterministicMixin.__init__(self)
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    env = wrap_env(SyncVectorEnv([make_env] * ENVS, autoreset_mode=AutoresetMode.SAME_STEP))
+    models, memory = {"policy": Policy(env), "value": Value(env)}, RandomMemory(memory_size=STEPS, num_envs=ENVS)
+    cfg = {"rollouts": STEPS, "mini_batches": 4, "learning_epochs": 6, "learning_rate": 2e-3}
+    cfg["experiment"] = {"write_interval": 0, "checkpoint_interval": 0}
+    agent = PPO_RNN(models=models, memory=memory, cfg=cfg, observation_space=env.observation_space, action_space=env.action_space)
+    timesteps = int(sys.argv[1]) if len(sys.argv) > 1 else 40 * STEPS
+    trainer = SequentialTrainer(env=env, agents=agent, cfg={"timesteps": timesteps, "disable_progressbar": True})
+    trainer.train()
+    print(f"mean return of the last episodes: {sum(agent._track_rewards) / max(1, len(agent._track_rewards)):.0f}")
