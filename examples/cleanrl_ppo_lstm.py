@@ -40,7 +40,9 @@ def train(updates: int, seed: int = 1) -> list[float]:
             advantage[t] = last
         for _ in range(EPOCHS):
             for rows in torch.randperm(ENVS).split(ENVS // 4):
-                x, first, taken, old, adv = (each[:, rows].flatten(0, 1) for each in (obs, done, action, log_prob, advantage))
+                x, first, taken, old, adv = (
+                    each[:, rows].flatten(0, 1) for each in (obs, done, action, log_prob, advantage)
+                )
                 entry_of_rows = (entry[0][:, rows], entry[1][:, rows])
                 _, new, entropy, new_value, _ = agent.get_action_and_value(x, entry_of_rows, first, taken)
                 ratio, adv_norm = (new - old).exp(), (adv - adv.mean()) / (adv.std() + 1e-8)

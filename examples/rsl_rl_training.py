@@ -18,9 +18,11 @@ class Point(VecEnv):
         self.place, self.speed = torch.rand(num_envs) * 2 - 1, torch.zeros(num_envs)
 
     def get_observations(self) -> TensorDict:
+        """Return places."""
         return TensorDict({"policy": self.place[:, None].clone()}, batch_size=[self.num_envs])
 
     def step(self, actions: torch.Tensor) -> tuple[TensorDict, torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+        """Push, and restart after 50 steps."""
         self.speed = self.speed + 0.1 * actions[:, 0].clamp(-1, 1)
         self.place = (self.place + 0.2 * self.speed).clamp(-2, 2)
         reward = 1 - self.place.abs()

@@ -20,6 +20,7 @@ class Positions(gym.ObservationWrapper):
         self.observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
 
     def observation(self, observation: np.ndarray) -> np.ndarray:
+        """Leave out velocities."""
         return observation[[0, 2]]
 
 
@@ -42,12 +43,12 @@ def play(file: str, episodes: int) -> float:
 
 
 if __name__ == "__main__":
-    steps, folder = (*sys.argv[1:], "100000", ".")[:2] if len(sys.argv) > 2 else ((*sys.argv[1:], "100000")[0], ".")
+    steps = int(sys.argv[1]) if len(sys.argv) > 1 else 100_000
     env = make_vec_env("CartPole-v1", 16, seed=0, wrapper_class=Positions)
     options = {"lstm_hidden_size": 64, "enable_critic_lstm": True}
     model = RecurrentPPO(
         MlpLstmPolicy, env, n_steps=128, batch_size=512, learning_rate=1e-3, seed=0, device="cpu", policy_kwargs=options
     )
-    model.learn(int(steps)).save(f"{folder}/model.zip")
-    holdfast.load(f"sb3:{folder}/model.zip").export(f"{folder}/model.onnx")
-    print(f"mean return from ONNX: {play(f'{folder}/model.onnx', 10):.0f}")
+    model.learn(steps).save("model.zip")
+    holdfast.load("sb3:model.zip").export("model.onnx")
+    print(f"mean return from ONNX: {play('model.onnx', 10):.0f}")

@@ -1,6 +1,7 @@
 """skrl's PPO_RNN with `holdfast.nn` in `compute`, on CartPole without velocities."""
 
 import sys
+from typing import Any
 
 import gymnasium as gym
 import torch
@@ -24,43 +25,47 @@ def make_env() -> gym.Env:
 class Recurrent(Model):
     """An LSTM and a layer; skrl calls `compute` with one step, and in updates with sequences of STEPS steps."""
 
-    def __init__(self, env, outputs: int) -> None:
+    def __init__(self, env: Any, outputs: int) -> None:
         Model.__init__(self, observation_space=env.observation_space, action_space=env.action_space, device=env.device)
         self.lstm = holdfast.nn.LSTM(self.num_observations, HIDDEN, batch_first=True)
         self.head = torch.nn.Linear(HIDDEN, outputs)
+        (CategoricalMixin if outputs > 1 else DeterministicMixin).__init__(self)
 
-    def get_specification(self):
+    def get_specification(self) -> dict[str, Any]:
+        """Return the sizes of the state."""
         return {"rnn": {"sequence_length": STEPS, "sizes": [(1, ENVS, HIDDEN)] * 2}}
 
-    def compute(self, inputs, role=""):
-        # Of an update, all steps with the state before each: it is zero where an episode starts.
+    def compute(self, inputs: dict[str, Any], role: str = "") -> tuple[torch.Tensor, dict[str, Any]]:
+        """Run a step, or of an update all steps; each has the state before it, zero where an episode starts."""
         steps = STEPS if "terminated" in inputs else 1
-        x, (h, c) = inputs["observations"].unflatten(0, (-1, steps)), (s.unflatten(1, (-1, steps)) for s in inputs["rnn"])
+        x = inputs["observations"].unflatten(0, (-1, steps))
+        h, c = (state.unflatten(1, (-1, steps)) for state in inputs["rnn"])
         first = (h == 0).all(-1).all(0)
         y, state = self.lstm(x, (h[:, :, 0].contiguous(), c[:, :, 0].contiguous()), first)
         return self.head(y.flatten(0, 1)), {"rnn": list(state)}
 
 
 class Policy(CategoricalMixin, Recurrent):
-    def __init__(self, env) -> None:
-        Recurrent.__init__(self, env, env.num_actions)
-        CategoricalMixin.__init__(self)
+    """The actor."""
+
+    __init__ = Recurrent.__init__
 
 
 class Value(DeterministicMixin, Recurrent):
-    def __init__(self, env) -> None:
-        Recurrent.__init__(self, env, 1)
-        DeterministicMixin.__init__(self)
+    """The critic."""
+
+    __init__ = Recurrent.__init__
 
 
 if __name__ == "__main__":
     torch.manual_seed(0)
     env = wrap_env(SyncVectorEnv([make_env] * ENVS, autoreset_mode=AutoresetMode.SAME_STEP))
-    models, memory = {"policy": Policy(env), "value": Value(env)}, RandomMemory(memory_size=STEPS, num_envs=ENVS)
     cfg = {"rollouts": STEPS, "mini_batches": 4, "learning_epochs": 6, "learning_rate": 2e-3}
     cfg["experiment"] = {"write_interval": 0, "checkpoint_interval": 0}
-    agent = PPO_RNN(models=models, memory=memory, cfg=cfg, observation_space=env.observation_space, action_space=env.action_space)
+    spaces = {"observation_space": env.observation_space, "action_space": env.action_space}
+    models = {"policy": Policy(env, 2), "value": Value(env, 1)}
+    agent = PPO_RNN(models=models, memory=RandomMemory(memory_size=STEPS, num_envs=ENVS), cfg=cfg, **spaces)
     timesteps = int(sys.argv[1]) if len(sys.argv) > 1 else 40 * STEPS
-    trainer = SequentialTrainer(env=env, agents=agent, cfg={"timesteps": timesteps, "disable_progressbar": True})
+    trainer = SequentialTrainer(env=env, agents=agent, cfg={"timesteps": timesteps, "headless": True})
     trainer.train()
     print(f"mean return of the last episodes: {sum(agent._track_rewards) / max(1, len(agent._track_rewards)):.0f}")

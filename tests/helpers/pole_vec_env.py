@@ -38,7 +38,7 @@ class PoleVecEnv:
         return TensorDict({"policy": scaled[:, ::2], "critic": scaled}, batch_size=[self.num_envs])
 
     def step(self, actions):
-        x, v, angle, speed = self.state.unbind(-1)
+        _, v, angle, speed = self.state.unbind(-1)
         force = 10 * actions[:, 0].clamp(-1, 1)
         push = (force + 0.05 * speed.square() * angle.sin()) / 1.1
         turn = (9.8 * angle.sin() - angle.cos() * push) / (0.5 * (4 / 3 - 0.1 * angle.cos().square() / 1.1))

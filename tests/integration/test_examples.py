@@ -12,7 +12,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 RUNS = {
     "cleanrl_ppo_lstm.py": ((), ["2"], "update 2: "),
     "rsl_rl_training.py": (("rsl_rl", "git"), ["2"], "mean reward of a step: "),
-    "sb3_to_onnx.py": (("sb3_contrib", "onnxruntime"), ["2048", "."], "mean return from ONNX: "),
+    "sb3_to_onnx.py": (("sb3_contrib", "onnxruntime"), ["2048"], "mean return from ONNX: "),
     "skrl_compute.py": (("skrl",), ["256"], "mean return of the last episodes: "),
 }
 
@@ -38,4 +38,4 @@ def test_example_runs(name, tmp_path):
 
 @pytest.mark.parametrize("name", RUNS)
 def test_example_is_short(name):
-    assert len((EXAMPLES / name).read_text().splitlines()) < 75
+    assert len((EXAMPLES / name).read_text().splitlines()) <= 60

@@ -4,19 +4,17 @@ import copy
 
 import pytest
 import torch
-from helpers.pole_vec_env import PoleVecEnv
 from tensordict import TensorDict
 from torch import nn
 
 import holdfast
+from helpers.pole_vec_env import PoleVecEnv
 from holdfast.errors import ConfigError, ContractError
 
 pytest.importorskip("rsl_rl", reason="rsl-rl-lib is not installed; `make slow` installs it")
-from rsl_rl.models import RNNModel as ReferenceModel  # noqa: E402
-from rsl_rl.runners import OnPolicyRunner  # noqa: E402
-from rsl_rl.utils import split_and_pad_trajectories  # noqa: E402
-
-from holdfast.integrations import rsl_rl  # noqa: E402
+from rsl_rl.models import RNNModel as ReferenceModel
+from rsl_rl.runners import OnPolicyRunner
+from rsl_rl.utils import split_and_pad_trajectories
 
 OURS, THEIRS = "holdfast.integrations.rsl_rl:RNNModel", "RNNModel"
 GAUSSIAN = {"class_name": "GaussianDistribution", "init_std": 0.5}
@@ -112,7 +110,9 @@ def test_detach_of_all_or_of_ended_episodes():
     obs, _, _ = random_segments(model)
     model(obs[0])
     model.detach_hidden_state(torch.tensor([1, 0, 0, 0, 0]))
-    (gradient,) = torch.autograd.grad(model.get_hidden_state()[0][0, 0].sum(), model.rnn.rnn.bias_hh_l0, retain_graph=True)
+    (gradient,) = torch.autograd.grad(
+        model.get_hidden_state()[0][0, 0].sum(), model.rnn.rnn.bias_hh_l0, retain_graph=True
+    )
     assert not gradient.any()
     (gradient,) = torch.autograd.grad(model.get_hidden_state()[0][0, 1].sum(), model.rnn.rnn.bias_hh_l0)
     assert gradient.any()

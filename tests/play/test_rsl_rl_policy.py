@@ -125,7 +125,10 @@ def test_errors_say_what_is_wrong(tmp_path):
         holdfast.load("rsl_rl:none.pt")
     with pytest.raises(ConfigError, match="activation=reluu: there is no such activation; did you mean relu"):
         holdfast.load(f"rsl_rl:{file}?activation=reluu")
-    for name, message in {"rnn.rnn.weight_ih_l0": "RNNModel is needed", "distribution.std_param": "are not played"}.items():
+    for name, message in {
+        "rnn.rnn.weight_ih_l0": "RNNModel is needed",
+        "distribution.std_param": "are not played",
+    }.items():
         torch.save({"actor_state_dict": {key: leaf for key, leaf in actor.items() if key != name}}, file)
         with pytest.raises(ConfigError, match=message):
             holdfast.load(f"rsl_rl:{file}?activation=elu")

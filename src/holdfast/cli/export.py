@@ -9,7 +9,7 @@ from rich.console import Console
 from holdfast.cli.arguments import Parser, add_trust_code
 from holdfast.cli.check import to_stderr
 from holdfast.play import load
-from holdfast.play.checked_export import BOUND, STEPS, export_checked, require_output_file
+from holdfast.play.checked_export import BOUND, CARRIED_BOUND, STEPS, export_checked, require_output_file
 from holdfast.play.export import SUFFIX, ExportModule, To
 from holdfast.play.foreign import foreign_file, is_foreign
 
@@ -25,7 +25,7 @@ def run_export(args: Sequence[str]) -> int:
     if player.config is not None and player.config.policy.precision != "float32":
         screen.print(f"the run computes in {player.config.policy.precision}, the file in float32")
     by_batch = ", ".join(f"batch {rows}: {error:.1e}" for rows, error in result.random.items())
-    carried = "in its world" if player.config is not None else "each with its own memory"
+    carried = "in its world" if player.config is not None else f"with its own memory (at most {CARRIED_BOUND:.0e})"
     screen.print(
         f"largest difference from the policy in {STEPS} steps with restarts: {carried} {result.carried:.1e}; of "
         f"random inputs {by_batch} (at most {BOUND:.0e}) {'✓' if result.ok else '✗'}"
@@ -54,7 +54,9 @@ def _parser() -> Parser:
     target = "runs/NAME, one of its checkpoints, hub:owner/name, sb3:MODEL.zip, or rsl_rl:MODEL.pt?activation=NAME"
     parser.add_argument("run", metavar="TARGET", help=target)
     parser.add_argument("--to", required=True, choices=list(SUFFIX), help="format: ONNX or torch.export")
-    parser.add_argument("--out", metavar="FILE", help="output file (default: policy.onnx or policy.pt2 in RUN, MODEL.onnx or MODEL.pt2)")
+    parser.add_argument(
+        "--out", metavar="FILE", help="output file (default: policy.onnx or policy.pt2 in RUN, MODEL.onnx or MODEL.pt2)"
+    )
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="where to check it")
     add_trust_code(parser)
     return parser

@@ -14,7 +14,7 @@ from torch import nn
 from holdfast.errors import ConfigError, ContractError
 from holdfast.install import install_command
 from holdfast.nn import GRU, LSTM
-from holdfast.types import Bool, Float, Tensor
+from holdfast.types import Bool, Tensor
 
 try:
     from rsl_rl.models import RNNModel as ReferenceModel  # pyright: ignore[reportMissingImports]
@@ -115,7 +115,7 @@ def find_segments(masks: Bool[Tensor, "T N"]) -> tuple[Bool[Tensor, "T E"], Bool
     steps = len(masks)
     ends = masks.sum(0).cumsum(0)
     starts = torch.cat([ends.new_zeros(1), ends[:-1]])
-    first = torch.zeros(masks.sum(), dtype=torch.bool, device=masks.device)  # pyright: ignore[reportArgumentType]
+    first = torch.zeros(int(masks.sum()), dtype=torch.bool, device=masks.device)
     first[starts] = True
     is_entry = starts % steps == 0
     first_ET = first.unflatten(0, (-1, steps)).clone()

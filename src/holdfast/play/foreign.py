@@ -1,11 +1,11 @@
 """Names of models that other libraries trained: `sb3:model.zip`, `rsl_rl:model.pt?activation=elu`."""
 
-from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import parse_qsl
 
 import torch
 
+from holdfast.checkpoint.run_dir import Log
 from holdfast.errors import ConfigError
 from holdfast.policies import FunctionalPolicy
 
@@ -22,7 +22,7 @@ def foreign_file(name: str) -> Path:
     return Path(name.partition(":")[2].partition("?")[0])
 
 
-def load_foreign(name: str, device: torch.device, log: Callable[[str], None], trust_code: bool) -> FunctionalPolicy:
+def load_foreign(name: str, device: torch.device, log: Log, trust_code: bool) -> FunctionalPolicy:
     """Load another library's model as a policy of ours."""
     file, options = foreign_file(name), dict(parse_qsl(name.partition("?")[2], keep_blank_values=True))
     known = () if name.startswith(SB3) else ("activation",)

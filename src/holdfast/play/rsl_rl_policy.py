@@ -1,7 +1,7 @@
 """The actor of a checkpoint that rsl_rl's runner writes, as a policy to play and export; rsl_rl is not needed."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast, final
 
@@ -11,6 +11,7 @@ import yaml
 from gymnasium import spaces
 from torch import nn
 
+from holdfast.checkpoint.run_dir import Log
 from holdfast.errors import ConfigError, did_you_mean, error_text
 from holdfast.memory import GRU, LSTM
 from holdfast.memory.cell import Mask
@@ -86,9 +87,7 @@ class RslRlPolicy(FunctionalPolicy):
         return self._finish(PolicyOutput(logits, values)), state
 
 
-def load_rsl_rl(
-    file: Path, device: torch.device, log: Callable[[str], None], activation: str | None = None
-) -> RslRlPolicy:
+def load_rsl_rl(file: Path, device: torch.device, log: Log, activation: str | None = None) -> RslRlPolicy:
     """Load the actor of a checkpoint; nothing of it is executed."""
     weights = _read(file)
     for key in ("rnn.rnn.weight_ih_l0", "mlp.0.weight"):
