@@ -18,10 +18,6 @@ import holdfast.nn
 ENVS, STEPS, HIDDEN = 16, 128, 64
 
 
-def make_env() -> gym.Env:
-    return TransformObservation(gym.make("CartPole-v1"), lambda obs: obs[[0, 2]], gym.spaces.Box(-5, 5, (2,)))
-
-
 class Recurrent(Model):
     """An LSTM and a layer; skrl calls `compute` with one step, and in updates with sequences of STEPS steps."""
 
@@ -40,32 +36,23 @@ class Recurrent(Model):
         steps = STEPS if "terminated" in inputs else 1
         x = inputs["observations"].unflatten(0, (-1, steps))
         h, c = (state.unflatten(1, (-1, steps)) for state in inputs["rnn"])
-        first = (h == 0).all(-1).all(0)
-        y, state = self.lstm(x, (h[:, :, 0].contiguous(), c[:, :, 0].contiguous()), first)
+        y, state = self.lstm(x, (h[:, :, 0].contiguous(), c[:, :, 0].contiguous()), (h == 0).all(-1).all(0))
         return self.head(y.flatten(0, 1)), {"rnn": list(state)}
 
 
-class Policy(CategoricalMixin, Recurrent):
-    """The actor."""
-
-    __init__ = Recurrent.__init__
-
-
-class Value(DeterministicMixin, Recurrent):
-    """The critic."""
-
-    __init__ = Recurrent.__init__
-
+Policy = type("Policy", (CategoricalMixin, Recurrent), {"__init__": Recurrent.__init__})
+Value = type("Value", (DeterministicMixin, Recurrent), {"__init__": Recurrent.__init__})
 
 if __name__ == "__main__":
     torch.manual_seed(0)
-    env = wrap_env(SyncVectorEnv([make_env] * ENVS, autoreset_mode=AutoresetMode.SAME_STEP))
+    positions = (lambda obs: obs[[0, 2]], gym.spaces.Box(-5, 5, (2,)))
+    envs = [lambda: TransformObservation(gym.make("CartPole-v1"), *positions)] * ENVS
+    env = wrap_env(SyncVectorEnv(envs, autoreset_mode=AutoresetMode.SAME_STEP))
     cfg = {"rollouts": STEPS, "mini_batches": 4, "learning_epochs": 6, "learning_rate": 2e-3}
     cfg["experiment"] = {"write_interval": 0, "checkpoint_interval": 0}
     spaces = {"observation_space": env.observation_space, "action_space": env.action_space}
     models = {"policy": Policy(env, 2), "value": Value(env, 1)}
     agent = PPO_RNN(models=models, memory=RandomMemory(memory_size=STEPS, num_envs=ENVS), cfg=cfg, **spaces)
     timesteps = int(sys.argv[1]) if len(sys.argv) > 1 else 40 * STEPS
-    trainer = SequentialTrainer(env=env, agents=agent, cfg={"timesteps": timesteps, "headless": True})
-    trainer.train()
+    SequentialTrainer(env=env, agents=agent, cfg={"timesteps": timesteps, "headless": True}).train()
     print(f"mean return of the last episodes: {sum(agent._track_rewards) / max(1, len(agent._track_rewards)):.0f}")
