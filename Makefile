@@ -25,12 +25,14 @@ test: $(READY) lint
 smoke: $(READY)
 	$(BIN)/python -m pytest -n 2 -m "not slow" $(SMOKE)
 
-slow: $(READY) $(VENV)/.envpool $(VENV)/tensordict-oldest/.ready
+slow: $(READY) $(VENV)/.envpool $(VENV)/tensordict-oldest/.ready $(VENV)/peers/.ready
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
 	PYTHONPATH=$(VENV)/tensordict-oldest $(BIN)/python -m pytest -n 2 -m "not slow" \
 		--ignore tests/memory/kernels tests/memory tests/rollout tests/learn \
 		tests/policies/test_lstm_wrapper.py tests/policies/test_recurrent_policy.py tests/policies/test_binding.py \
-		tests/check/adapters/test_libraries.py tests/integrations
+		tests/check/adapters/test_libraries.py
+	PYTHONPATH=$(VENV)/peers $(BIN)/python -m pytest -n 2 tests/integrations tests/play/test_sb3_policy.py \
+		tests/play/test_rsl_rl_policy.py tests/integration/test_examples.py
 
 lint: $(READY)
 	$(BIN)/ruff format --check .
@@ -112,6 +114,12 @@ $(VENV)/.mutmut: $(READY)
 $(VENV)/tensordict-oldest/.ready: $(READY) Makefile
 	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(dir $@) tensordict==0.14.0 \
 		torchrl==0.14.1 sb3-contrib==2.9.2 stable-baselines3==2.9.2 pandas==3.1.1
+	touch $@
+
+# Trainers that take parts of ours, with what they import beyond the environment.
+$(VENV)/peers/.ready: $(READY) Makefile
+	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(dir $@) --constraint constraints.txt \
+		sb3-contrib stable-baselines3 pandas rsl-rl-lib gitpython gitdb smmap skrl
 	touch $@
 
 clean:

@@ -1,12 +1,15 @@
-"""Training with torch's LSTM and with `holdfast.nn`: RecurrentPPO of sb3-contrib, and an agent in CleanRL's style.
+"""Training with torch's LSTM and with `holdfast.nn`: RecurrentPPO of sb3-contrib, CleanRL's style, PPO of rsl_rl.
 
-python benchmarks/parts.py [sb3] [cleanrl]
+python benchmarks/parts.py [sb3] [cleanrl] [rsl_rl]
 """
 
 import sys
 import time
+from contextlib import redirect_stdout
 from functools import partial
+from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 from torch import nn
@@ -77,8 +80,46 @@ def cleanrl():
         )
 
 
+def rsl_rl():
+    from rsl_rl.algorithms import PPO
+    from tensordict import TensorDict
+
+    E = 256
+    for hidden, T, length in ((64, 24, 200), (256, 24, 200), (64, 64, 16), (256, 64, 16)):
+        algorithms = []
+        for kind in ("RNNModel", "holdfast.integrations.rsl_rl:RNNModel"):
+            torch.manual_seed(0)
+            network = {"class_name": kind, "hidden_dims": [64], "rnn_hidden_dim": hidden}
+            config = {
+                "num_steps_per_env": T,
+                "obs_groups": {"actor": ["policy"], "critic": ["policy"]},
+                "actor": {**network, "distribution_cfg": {"class_name": "GaussianDistribution"}},
+                "critic": network,
+                "algorithm": {"class_name": "PPO"},
+                "multi_gpu": None,
+            }
+            obs = TensorDict({"policy": torch.randn(E, 48)}, batch_size=[E])
+            env = SimpleNamespace(num_envs=E, num_actions=12)
+            with redirect_stdout(StringIO()):
+                algorithms.append(PPO.construct_algorithm(obs, env, config, "cpu"))
+
+        def iteration(algorithm, T=T, length=length, obs=obs):
+            with torch.inference_mode():
+                for _ in range(T):
+                    algorithm.act(obs)
+                    dones = torch.rand(E) < 1 / length
+                    algorithm.process_env_step(obs, torch.randn(E), dones, {})
+                algorithm.compute_returns(obs)
+            algorithm.update()
+
+        for algorithm in algorithms:
+            iteration(algorithm)
+        name = f"rsl_rl's PPO, {T} x {E}, LSTM {hidden}, episodes of {length} steps"
+        ratios(name, partial(iteration, algorithms[0]), partial(iteration, algorithms[1]))
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     print(f"torch {torch.__version__}, one thread")
-    for name in sys.argv[1:] or ["sb3", "cleanrl"]:
-        {"sb3": sb3, "cleanrl": cleanrl}[name]()
+    for name in sys.argv[1:] or ["sb3", "cleanrl", "rsl_rl"]:
+        {"sb3": sb3, "cleanrl": cleanrl, "rsl_rl": rsl_rl}[name]()

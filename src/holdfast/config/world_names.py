@@ -65,7 +65,12 @@ class MixtureConfig(WorldConfig):
         return parts
 
 
-BUILTIN = {**WORLD_CONFIGS, "mixture": MixtureConfig, **EXTERNAL_CONFIGS}
+BUILTIN = {
+    **WORLD_CONFIGS,
+    "mixture": MixtureConfig,
+    **EXTERNAL_CONFIGS,
+    "rsl_rl": "holdfast.worlds.rsl_rl:RslRlConfig",
+}
 FAMILIES: Registry[WorldConfig] = Registry("world", "world.name=", "holdfast.worlds", WorldConfig, BUILTIN)
 """Config classes by world name, or by the prefix of `prefix:ID` where `name` has no default."""
 

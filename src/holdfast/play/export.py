@@ -115,7 +115,8 @@ class ExportModule(nn.Module):
         self.state_keys = policy.store.state_keys
         # Inputs `obs`, or `obs.image` and so on, and where they are in an observation.
         self.obs_paths = {".".join(("obs", *path)): path for path in _leaf_paths(self.spec.observation_space)}
-        self.outputs = ("action", "logits", "value", *(f"{leaf}_out" for leaf in self.state_keys))
+        value = ("value",) if policy.has_values else ()
+        self.outputs = ("action", "logits", *value, *(f"{leaf}_out" for leaf in self.state_keys))
 
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """Compute one step of each row."""
@@ -132,7 +133,8 @@ class ExportModule(nn.Module):
         output, state = policy.unroll(obs, clear, state)
         params = policy.actions.parameters(output.logits)
         action = policy.env_actions(policy.actions.greedy(params))
-        tensors = (action, output.logits, output.values, *(state[leaf] for leaf in self.state_keys))
+        value = (output.values,) if policy.has_values else ()
+        tensors = (action, output.logits, *value, *(state[leaf] for leaf in self.state_keys))
         return dict(zip(self.outputs, tensors, strict=True))
 
     def random_inputs(self, rows: int, generator: torch.Generator) -> dict[str, Tensor]:

@@ -63,6 +63,8 @@ class FunctionalPolicy(LSTMWrapper, ABC):
     """
 
     translates_names = True
+    has_values: ClassVar[bool] = True
+    """Whether it has a critic; without one, values are NaN."""
     precision: Precision = "float32"
     """Dtype of the layers. Weights, stored states and outputs are float32 in any case."""
     compiled_methods: ClassVar[tuple[str, ...]]

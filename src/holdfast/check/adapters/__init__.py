@@ -7,6 +7,7 @@ from holdfast.check.adapters.cleanrl import CleanRL
 from holdfast.check.adapters.generic import Functions, RawModule
 from holdfast.check.adapters.holdfast import HoldfastPolicy
 from holdfast.check.adapters.pufferlib import Puffer
+from holdfast.check.adapters.rsl_rl import RslRl
 from holdfast.check.adapters.sb3 import SB3
 from holdfast.check.adapters.torchrl import TorchRL
 from holdfast.errors import ConfigError
@@ -14,7 +15,7 @@ from holdfast.registry import Registry
 from holdfast.worlds import World
 
 __all__ = ["ADAPTERS", "SB3", "CleanRL", "Functions", "HoldfastPolicy", "PolicyAdapter", "Puffer"]
-__all__ += ["RawModule", "TorchRL", "adapt"]
+__all__ += ["RawModule", "RslRl", "TorchRL", "adapt"]
 
 BUILTIN = {
     "functions": Functions,
@@ -22,6 +23,7 @@ BUILTIN = {
     "pufferlib": Puffer,
     "cleanrl": CleanRL,
     "torchrl": TorchRL,
+    "rsl_rl": RslRl,
     "sb3": SB3,
     "holdfast": HoldfastPolicy,
 }

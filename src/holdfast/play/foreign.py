@@ -1,0 +1,38 @@
+"""Names of models that other libraries trained: `sb3:model.zip`, `rsl_rl:model.pt?activation=elu`."""
+
+from pathlib import Path
+from urllib.parse import parse_qsl
+
+import torch
+
+from holdfast.checkpoint.run_dir import Log
+from holdfast.errors import ConfigError
+from holdfast.policies import FunctionalPolicy
+
+SB3, RSL_RL = "sb3:", "rsl_rl:"
+
+
+def is_foreign(name: str | Path) -> bool:
+    """Return whether a name is that of another library's model."""
+    return str(name).startswith((SB3, RSL_RL))
+
+
+def foreign_file(name: str) -> Path:
+    """Return the file of a model."""
+    return Path(name.partition(":")[2].partition("?")[0])
+
+
+def load_foreign(name: str, device: torch.device, log: Log, trust_code: bool) -> FunctionalPolicy:
+    """Load another library's model as a policy of ours."""
+    file, options = foreign_file(name), dict(parse_qsl(name.partition("?")[2], keep_blank_values=True))
+    known = () if name.startswith(SB3) else ("activation",)
+    unknown = [key for key in options if key not in known]
+    if unknown:
+        raise ConfigError(f"{name}: there is no option {unknown[0]}; there is {', '.join(known) or 'none'}.")
+    if name.startswith(SB3):
+        from holdfast.play.sb3_policy import load_sb3
+
+        return load_sb3(file, device, trust_code)
+    from holdfast.play.rsl_rl_policy import load_rsl_rl
+
+    return load_rsl_rl(file, device, log, **options)
