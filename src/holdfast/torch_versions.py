@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch._C import _functorch
+from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
 
 # From 2.9 on torch names a precision for each kind of product, and mixing those with the flags of before raises.
 NAMES_PRECISIONS = torch.__version__ >= "2.9"
