@@ -16,7 +16,7 @@ from rsl_rl.models import RNNModel as ReferenceModel
 from rsl_rl.runners import OnPolicyRunner
 from rsl_rl.utils import split_and_pad_trajectories
 
-OURS, THEIRS = "holdfast.integrations.rsl_rl:RNNModel", "RNNModel"
+OURS, REFERENCE = "holdfast.integrations.rsl_rl:RNNModel", "RNNModel"
 GAUSSIAN = {"class_name": "GaussianDistribution", "init_std": 0.5}
 
 
@@ -56,7 +56,7 @@ def padded(obs, dones, leaves):
 
 @pytest.mark.parametrize("options", [{}, {"rnn_type": "gru"}, {"rnn_num_layers": 2, "obs_normalization": True}])
 def test_training_gives_the_weights_of_rsl_rls_model(options):
-    runners = [make_runner(model, **options) for model in (OURS, THEIRS)]
+    runners = [make_runner(model, **options) for model in (OURS, REFERENCE)]
     kind = holdfast.nn.GRU if options.get("rnn_type") else holdfast.nn.LSTM
     assert isinstance(runners[0].alg.actor.rnn.rnn, kind)
     start = {name: weight.clone() for name, weight in runners[0].alg.actor.state_dict().items()}
@@ -64,9 +64,9 @@ def test_training_gives_the_weights_of_rsl_rls_model(options):
         torch.manual_seed(0)
         runner.learn(3)
     for name in ("actor", "critic"):
-        ours, theirs = (getattr(runner.alg, name).state_dict() for runner in runners)
-        assert list(ours) == list(theirs)
-        for key, weight in theirs.items():
+        ours, reference = (getattr(runner.alg, name).state_dict() for runner in runners)
+        assert list(ours) == list(reference)
+        for key, weight in reference.items():
             torch.testing.assert_close(ours[key], weight, rtol=0, atol=5e-5, msg=f"{name} {key}")
     moved = runners[0].alg.actor.state_dict()["rnn.rnn.weight_hh_l0"] - start["rnn.rnn.weight_hh_l0"]
     assert moved.abs().max() > 1e-3
@@ -74,13 +74,13 @@ def test_training_gives_the_weights_of_rsl_rls_model(options):
 
 @pytest.mark.parametrize("options", [{}, {"rnn_type": "gru", "rnn_num_layers": 2}])
 def test_update_runs_segments_not_padded_trajectories(options):
-    ours, theirs = (make_runner(model, **options).alg.actor for model in (OURS, THEIRS))
+    ours, reference = (make_runner(model, **options).alg.actor for model in (OURS, REFERENCE))
     obs, dones, leaves = random_segments(ours)
     assert dones[:-1].any()
     trajectories, masks, state = padded(obs, dones, leaves)
     shapes, run = [], ours.rnn.rnn.forward
     ours.rnn.rnn.forward = lambda x, *rest: (shapes.append(x.shape), run(x, *rest))[1]
-    actual, expected = (model(trajectories, masks=masks, hidden_state=state) for model in (ours, theirs))
+    actual, expected = (model(trajectories, masks=masks, hidden_state=state) for model in (ours, reference))
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-6)
     assert shapes == [(7, 5, 2)]
     assert trajectories.shape[1] > 5
@@ -88,19 +88,19 @@ def test_update_runs_segments_not_padded_trajectories(options):
 
 @torch.no_grad()
 def test_rollout_resets_only_where_done_and_keeps_the_callers_state():
-    ours, theirs = (make_runner(model).alg.actor for model in (OURS, THEIRS))
+    ours, reference = (make_runner(model).alg.actor for model in (OURS, REFERENCE))
     obs, dones, leaves = random_segments(ours)
-    for model in (ours, theirs):
+    for model in (ours, reference):
         model.reset(hidden_state=tuple(leaf.clone() for leaf in leaves))
     for t in range(len(obs)):
         before = copy.deepcopy(ours.get_hidden_state())
-        kept = ours.get_hidden_state()
-        torch.testing.assert_close(ours(obs[t]), theirs(obs[t]), rtol=0, atol=1e-6)
-        for model in (ours, theirs):
+        state = ours.get_hidden_state()
+        torch.testing.assert_close(ours(obs[t]), reference(obs[t]), rtol=0, atol=1e-6)
+        for model in (ours, reference):
             model.reset(dones[t, :, 0])
-        for a, b in zip(ours.get_hidden_state(), theirs.get_hidden_state(), strict=True):
+        for a, b in zip(ours.get_hidden_state(), reference.get_hidden_state(), strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
-        assert all(torch.equal(a, b) for a, b in zip(kept, before, strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(state, before, strict=True))
     ours.reset()
     assert ours.get_hidden_state() is None
 
@@ -121,13 +121,13 @@ def test_detach_of_all_or_of_ended_episodes():
 
 
 def test_checkpoints_load_both_ways_and_exporters_of_rsl_rl_run(tmp_path):
-    ours, theirs = make_runner(OURS), make_runner(THEIRS, seed=4)
+    ours, reference = make_runner(OURS), make_runner(REFERENCE, seed=4)
     torch.save({**ours.alg.save(), "iter": 0, "infos": None}, tmp_path / "ours.pt")
-    theirs.load(str(tmp_path / "ours.pt"))
+    reference.load(str(tmp_path / "ours.pt"))
     obs = TensorDict({"policy": torch.randn(1, 2)}, batch_size=[1])
     jit = torch.jit.script(ours.alg.actor.as_jit())
     for _ in range(3):
-        expected = theirs.alg.actor(obs)
+        expected = reference.alg.actor(obs)
         torch.testing.assert_close(ours.alg.actor(obs), expected, rtol=0, atol=1e-6)
         torch.testing.assert_close(jit(obs["policy"]), expected, rtol=0, atol=1e-6)
     assert isinstance(ours.alg.actor.as_onnx().rnn, nn.LSTM)
@@ -149,7 +149,7 @@ def test_errors():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "part", "options"),
-    [(OURS, "actor", {}), (OURS, "critic", {"rnn_type": "gru"}), (THEIRS, "actor", {"obs_normalization": True})],
+    [(OURS, "actor", {}), (OURS, "critic", {"rnn_type": "gru"}), (REFERENCE, "actor", {"obs_normalization": True})],
 )
 def test_laws_hold(model, part, options):
     laws = holdfast.check(getattr(make_runner(model, **options).alg, part))

@@ -90,21 +90,11 @@ class _SegmentRNN(RNN):
         if self.hidden_state is not None:
             ended_B1 = dones.reshape(-1, 1) == 1
             # A new tensor: the state may be one that the caller keeps. Not a product: 0 x NaN is NaN.
-            self.hidden_state = _map_leaves(self.hidden_state, lambda leaf: torch.where(ended_B1, 0.0, leaf))
-
-    def detach_hidden_state(self, dones: Tensor | None = None) -> None:
-        """Detach all states, or those of the environments that are done, from the graph."""
-        if self.hidden_state is None:
-            return
-
-        def detach(leaf: Tensor) -> Tensor:
-            return leaf.detach() if dones is None else torch.where(dones.reshape(-1, 1) == 1, leaf.detach(), leaf)
-
-        self.hidden_state = _map_leaves(self.hidden_state, detach)
-
-
-def _map_leaves(state: Hidden, function: Any) -> Hidden:
-    return tuple(map(function, state)) if isinstance(state, tuple) else function(state)
+            state = self.hidden_state
+            if isinstance(state, tuple):
+                self.hidden_state = tuple(torch.where(ended_B1, 0.0, leaf) for leaf in state)
+            else:
+                self.hidden_state = torch.where(ended_B1, 0.0, state)
 
 
 def find_segments(masks: Bool[Tensor, "T N"]) -> tuple[Bool[Tensor, "T E"], Bool[Tensor, " N"]]:

@@ -25,10 +25,10 @@ def foreign_file(name: str) -> Path:
 def load_foreign(name: str, device: torch.device, log: Log, trust_code: bool) -> FunctionalPolicy:
     """Load another library's model as a policy of ours."""
     file, options = foreign_file(name), dict(parse_qsl(name.partition("?")[2], keep_blank_values=True))
-    known = () if name.startswith(SB3) else ("activation",)
-    unknown = [key for key in options if key not in known]
+    names = () if name.startswith(SB3) else ("activation",)
+    unknown = [key for key in options if key not in names]
     if unknown:
-        raise ConfigError(f"{name}: there is no option {unknown[0]}; there is {', '.join(known) or 'none'}.")
+        raise ConfigError(f"{name}: there is no option {unknown[0]}; there is {', '.join(names) or 'none'}.")
     if name.startswith(SB3):
         from holdfast.play.sb3_policy import load_sb3
 

@@ -90,7 +90,8 @@ class RslRlWorld:
         """Take one action per environment."""
         check_actions(actions, self.agents, cast("spaces.Box", self.spec.action))
         # Environments may clip their actions in place, and a rollout needs them as they were.
-        result = self.env.step(actions.clone().to(self.env.device))
+        with torch.no_grad():
+            result = self.env.step(actions.clone().to(self.env.device))
         if not isinstance(result, tuple) or len(result) != 4 or not isinstance(result[3], Mapping):
             raise ContractError(f"{self.name}: step must return (obs, rewards, dones, extras).")
         obs, reward, dones, extras = result
@@ -118,14 +119,14 @@ class RslRlWorld:
             except ValueError:
                 raise ConfigError(f"{self.name}: {make!r} has no signature to read its arguments from.") from None
             takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-            known = {key: value for key, value in arguments.items() if takes_any or key in parameters}
+            accepted = {key: value for key, value in arguments.items() if takes_any or key in parameters}
             try:
-                make = make(**{**known, **options})
+                make = make(**{**accepted, **options})
             except HoldfastError:
                 raise
             except Exception as error:
                 raise MakeError(f"{self.name} cannot be made: {located_error_text(error)}.") from error
-        missing = [name for name in METHODS if not hasattr(make, name)]
+        missing = [name for name in METHODS if getattr(make, name, None) is None]
         if missing:
             raise ConfigError(f"{self.name} makes {make!r}; a VecEnv of rsl_rl has {', '.join(missing)}.")
         if make.num_envs != self.agents:
@@ -159,12 +160,12 @@ class RslRlWorld:
             shape = list(leaf.shape) if isinstance(leaf, Tensor) else type(leaf).__name__
             raise ContractError(f"{self.name}: an observation is {shape}; must be a tensor [{self.agents}, ...].")
         # A tensor that is made in inference mode cannot be used in training.
-        return leaf.detach().to(self._device, copy=True)
+        return leaf.to(self._device, copy=True)
 
     def _row(self, name: str, value: Any) -> Tensor:
         if not isinstance(value, Tensor) or value.numel() != self.agents:
             raise ContractError(f"{self.name}: {name} must be a tensor [{self.agents}].")
-        return value.detach().reshape(self.agents).to(self._device, copy=True)
+        return value.reshape(self.agents).to(self._device, copy=True)
 
     def _last_obs(self, extras: Mapping[str, Any]) -> Obs:
         if FINAL_OBS in extras:
