@@ -12,7 +12,7 @@ from holdfast.config.run import SCHEDULE, Config, all_keys, expand_alias, lookup
 from holdfast.errors import ConfigError
 
 if TYPE_CHECKING:
-    from optuna.distributions import BaseDistribution
+    from optuna.trial import Trial
 
 EXAMPLE = "trainer.optimizer.learning_rate=log:1e-4..1e-2"
 FIXED = {
@@ -25,6 +25,8 @@ FIXED = {
 LOG = "log:"
 MOST_CHECKED = 1000
 """Combinations of values that are checked before the first trial; of more, a sample."""
+SHOWN = 20
+"""Most values that an error proposes."""
 
 Value = str | int | float
 
@@ -58,15 +60,13 @@ class Dimension:
             return range(int(self.low), int(self.high) + 1)
         return (self.low, self.high)
 
-    def distribution(self) -> "BaseDistribution":
-        """Return Optuna's form."""
-        from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-
+    def suggest(self, trial: "Trial") -> Value:
+        """Let Optuna choose a value."""
         if self.choices:
-            return CategoricalDistribution(self.choices)
+            return trial.suggest_categorical(self.key, self.choices)
         if self.is_integer:
-            return IntDistribution(int(self.low), int(self.high), log=self.log)
-        return FloatDistribution(self.low, self.high, log=self.log)
+            return trial.suggest_int(self.key, int(self.low), int(self.high), log=self.log)
+        return trial.suggest_float(self.key, self.low, self.high, log=self.log)
 
     def value_in(self, config: Config) -> Value | None:
         """Return the value that a config has, in the form of this dimension; None: it lies outside."""
@@ -156,6 +156,12 @@ def _check_combinations(dimensions: Sequence[Dimension], config: Config) -> None
             raise ConfigError(f"--space {_cause(dimensions, combination, config)}: {error}") from None
 
 
+def _fitting(dimension: Dimension, config: Config) -> str:
+    """Return the integers of a range that are valid on their own, as choices to type."""
+    values = [value for value in dimension.values() if _is_valid(config, {dimension.key: value})]
+    return f" (valid are {dimension.key}={','.join(map(str, values))})" if 1 < len(values) <= SHOWN else ""
+
+
 def _combinations(dimensions: Sequence[Dimension]) -> Iterator[dict[str, Value]]:
     values = [dimension.values() for dimension in dimensions]
     keys = [dimension.key for dimension in dimensions]
@@ -176,8 +182,8 @@ def _combinations(dimensions: Sequence[Dimension]) -> Iterator[dict[str, Value]]
 def _cause(dimensions: Sequence[Dimension], combination: Mapping[str, Value], config: Config) -> str:
     """Return the one key that is wrong on its own, or else the combination."""
     wrong = [dimension for dimension in dimensions if not _is_valid(config, {dimension.key: combination[dimension.key]})]
-    if len(wrong) == 1 or len(dimensions) == 1:
-        return str(wrong[0])
+    if len(wrong) == 1:
+        return str(wrong[0]) + (_fitting(wrong[0], config) if wrong[0].is_integer else "")
     return " with ".join(f"{key}={value}" for key, value in combination.items())
 
 
