@@ -23,7 +23,8 @@ KEY=a,b,c      one of these values
 
 Other keys are those of holdfast train, and the same in all trials; run=NAME names the sweep."""
 EPILOG = """The folder runs/NAME holds the runs of all trials, study.db, best.yaml (for holdfast train) and sweep.html.
-Ctrl-C stops a sweep, saved; --resume, or the same command again, continues it. A trial that dies is tried again once."""
+Ctrl-C stops a sweep, saved; --resume, or the same command again, continues it. A trial that dies is tried
+again once."""
 
 
 def run_sweep(args: Sequence[str]) -> int:
@@ -31,12 +32,12 @@ def run_sweep(args: Sequence[str]) -> int:
     options, rest = _parser().parse_known_args(args)
     recipe, keys = parse_overrides(rest)
     # Typos are answered before torch and Optuna are imported, which takes seconds.
-    folder, study, storage, settings = _resumed(options, recipe, keys) if options.resume else _new(options, recipe, keys)
-    from holdfast.cli.allocator import keep_freed_memory
+    folder, study, storage, settings = (
+        _resumed(options, recipe, keys) if options.resume else _new(options, recipe, keys)
+    )
     from holdfast.sweep.run_sweep import SweepPlace, summary
     from holdfast.sweep.run_sweep import run_sweep as run
 
-    keep_freed_memory()
     place = SweepPlace(folder, study, storage)
     trust_code = options.trust_code if options.resume else True
     try:
@@ -119,7 +120,9 @@ def _resumed(
     settings, study, saved = read_settings(folder)
     storage = options.storage or saved or None
     if storage is not None and "***" in storage:
-        raise ConfigError(f"The storage has a password, which no file holds; add --storage {storage.replace('***', 'PASSWORD')}")
+        raise ConfigError(
+            f"The storage has a password, which no file holds; add --storage {storage.replace('***', 'PASSWORD')}"
+        )
     trials = options.trials or settings.trials
     if trials < settings.trials:
         raise ConfigError(f"--trials {trials}: {folder} has {settings.trials} trials; give more, or leave it out.")

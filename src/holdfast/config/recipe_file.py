@@ -66,7 +66,9 @@ def _scalars(root: yaml.MappingNode) -> Iterator[tuple[str, yaml.ScalarNode]]:
         if isinstance(node, yaml.ScalarNode):
             yield name.value, node
         elif isinstance(node, yaml.MappingNode):
-            yield from ((f"{name.value}.{key.value}", leaf) for key, leaf in node.value if isinstance(leaf, yaml.ScalarNode))
+            yield from (
+                (f"{name.value}.{key.value}", leaf) for key, leaf in node.value if isinstance(leaf, yaml.ScalarNode)
+            )
 
 
 def _flatten(node: yaml.MappingNode, prefix: str, keys: Collection[str]) -> Iterator[tuple[str, str, int]]:

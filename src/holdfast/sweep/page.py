@@ -9,6 +9,7 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from holdfast.errors import writing
 from holdfast.report.check_page import PAGE, STYLE
@@ -99,7 +100,7 @@ def _draw_history(ax: Axes, results: Sequence[TrialResult]) -> None:
             edge = ax.get_xaxis_transform()
             ax.plot(indices, [0.02] * len(indices), "x", color=colour, label=state, transform=edge, clip_on=False)
     ax.set(xlabel="trial", ylabel="return")
-    ax.xaxis.get_major_locator().set_params(integer=True)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 

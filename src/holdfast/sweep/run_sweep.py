@@ -3,7 +3,6 @@
 import fcntl
 import os
 import shlex
-import signal
 import socket
 import subprocess
 import sys
@@ -14,17 +13,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from holdfast.errors import ConfigError, ContractError
-from holdfast.report.text import clock
 from holdfast.sweep.page import write_page
 from holdfast.sweep.processes import exit_reason, last_line, stop_all, terminating_cleanly
-from holdfast.sweep.results import TrialResult, best_of, pareto_front, results_of, shown, write_best
+from holdfast.sweep.results import TrialResult, best_of, pareto_front, results_of, write_best
 from holdfast.sweep.settings import SweepSettings, write_settings
-from holdfast.sweep.trials import GRID, TrialStore, worker_name, shown_url
+from holdfast.sweep.trials import GRID, TrialStore, shown_url, worker_name
 from holdfast.sweep.worker import STORAGE
 
 POLL_S, SILENT_CHECK_S, PROGRESS_S, PAGE_S = 0.5, 30.0, 30.0, 120.0
 MOST_DEATHS = 3
 """Workers in a row that end before they take a trial."""
+WORKER = "holdfast.cli.sweep_worker"
 DATABASE = "study.db"
 Log = Callable[[str], object]
 
@@ -153,7 +152,7 @@ def _watch(sweep: Sweep) -> None:
 def _start_worker(sweep: Sweep, index: int) -> Worker:
     log = sweep.place.folder / f"worker-{socket.gethostname()}-{index}.log"
     trusted = "trusted" if sweep.trust_code else "installed"
-    command = [sys.executable, "-m", "holdfast.sweep.worker", str(sweep.place.folder), sweep.place.study, str(index)]
+    command = [sys.executable, "-m", WORKER, str(sweep.place.folder), sweep.place.study, str(index)]
     environment = {**os.environ, STORAGE: sweep.place.url, "OMP_NUM_THREADS": "1"}
     with log.open("ab") as file:
         # A session of its own: Ctrl-C reaches the parent alone, which passes it on.

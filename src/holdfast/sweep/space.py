@@ -74,8 +74,9 @@ class Dimension:
             same = (choice for choice in self.choices if override(config, {self.key: choice}) == config)
             return next(same, None)
         value = lookup(config, self.key)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        return value if is_number and self.low <= value <= self.high else None
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            return None
+        return value if self.low <= value <= self.high else None
 
 
 def parse_space(texts: Sequence[str], config: Config) -> tuple[Dimension, ...]:
@@ -181,7 +182,9 @@ def _combinations(dimensions: Sequence[Dimension]) -> Iterator[dict[str, Value]]
 
 def _cause(dimensions: Sequence[Dimension], combination: Mapping[str, Value], config: Config) -> str:
     """Return the one key that is wrong on its own, or else the combination."""
-    wrong = [dimension for dimension in dimensions if not _is_valid(config, {dimension.key: combination[dimension.key]})]
+    wrong = [
+        dimension for dimension in dimensions if not _is_valid(config, {dimension.key: combination[dimension.key]})
+    ]
     if len(wrong) == 1:
         return str(wrong[0]) + (_fitting(wrong[0], config) if wrong[0].is_integer else "")
     return " with ".join(f"{key}={value}" for key, value in combination.items())

@@ -9,7 +9,6 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import psutil
@@ -20,9 +19,11 @@ from holdfast.sweep.settings import OBJECTIVES, SweepSettings
 
 try:
     import optuna
-    import sqlalchemy
     from optuna.exceptions import DuplicatedStudyError, ExperimentalWarning, UpdateFinishedTrialError
+    from optuna.storages import RDBStorage
     from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 except ImportError as error:
     raise ConfigError(
         f"holdfast sweep needs the package optuna, which is missing; {install_command('sweep')}."
@@ -87,7 +88,7 @@ class TrialStore:
             study.set_user_attr(SETTINGS, settings.to_json())
         study.set_user_attr(READY, True)
 
-    def _created_study(self) -> "optuna.Study":
+    def _created_study(self) -> optuna.Study:
         """Load a study; while another process creates it, wait, unless that one was interrupted."""
         end = time.monotonic() + CREATED_WITHIN_S
         while True:
@@ -108,7 +109,7 @@ class TrialStore:
         return settings
 
     @property
-    def study(self) -> "optuna.Study":
+    def study(self) -> optuna.Study:
         """The open study."""
         if self._study is None:
             raise ConfigError(f"The study {self._name} is not open.")
@@ -147,7 +148,7 @@ class TrialStore:
             while not ended.is_set():
                 try:
                     self._storage.record_heartbeat(number)
-                except sqlalchemy.exc.SQLAlchemyError as error:
+                except SQLAlchemyError as error:
                     print(f"the storage did not answer: {one_line(error, 200)}", flush=True)
                 ended.wait(HEARTBEAT_S)
 
@@ -234,7 +235,7 @@ class TrialStore:
             return False
 
 
-def _attempts(study: "optuna.Study") -> list[FrozenTrial]:
+def _attempts(study: optuna.Study) -> list[FrozenTrial]:
     return [trial for trial in study.get_trials(deepcopy=False) if INDEX in trial.user_attrs]
 
 
@@ -242,13 +243,13 @@ def _return_of(trial: FrozenTrial) -> float:
     return trial.values[0]
 
 
-def _settings_of(study: "optuna.Study") -> SweepSettings:
+def _settings_of(study: optuna.Study) -> SweepSettings:
     if SETTINGS not in study.user_attrs:
         raise ConfigError(f"The study {study.study_name} of this storage is no sweep; name this one: run=NAME.")
     return SweepSettings.from_json(study.user_attrs[SETTINGS])
 
 
-def _add_trials(study: "optuna.Study", indices: range, settings: SweepSettings) -> None:
+def _add_trials(study: optuna.Study, indices: range, settings: SweepSettings) -> None:
     """Add waiting trials; the first has the values of the recipe, as far as they are in the space."""
     config = settings.config
     values = {dimension.key: dimension.value_in(config) for dimension in settings.dimensions}
@@ -257,7 +258,7 @@ def _add_trials(study: "optuna.Study", indices: range, settings: SweepSettings) 
         study.enqueue_trial({} if index else defaults, user_attrs={INDEX: index, ATTEMPT: 1})
 
 
-def _retry(study: "optuna.Study", failed: FrozenTrial) -> bool:
+def _retry(study: optuna.Study, failed: FrozenTrial) -> bool:
     """Add a second attempt at a trial, with its values, its curve and its finished runs."""
     attributes = failed.user_attrs
     if attributes.get(ATTEMPT) != 1 or attributes.get(FINAL):
@@ -275,19 +276,23 @@ def _retry(study: "optuna.Study", failed: FrozenTrial) -> bool:
     return True
 
 
-def _open_storage(url: str) -> "optuna.storages.RDBStorage":
+def _retry_silent(study: optuna.Study, failed: FrozenTrial) -> None:
+    _retry(study, failed)
+
+
+def _open_storage(url: str) -> RDBStorage:
     engine = {"connect_args": {"timeout": SQLITE_TIMEOUT_S}} if url.startswith("sqlite") else None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ExperimentalWarning)
-            return optuna.storages.RDBStorage(
+            return RDBStorage(
                 url,
                 engine_kwargs=engine,
                 heartbeat_interval=HEARTBEAT_S,
                 grace_period=SILENT_S,
-                heartbeat_stale_trial_callback=_retry,
+                heartbeat_stale_trial_callback=_retry_silent,
             )
-    except (sqlalchemy.exc.SQLAlchemyError, ImportError, ValueError, RuntimeError, OSError) as error:
+    except (SQLAlchemyError, ImportError, ValueError, RuntimeError, OSError) as error:
         raise ConfigError(
             f"--storage {shown_url(url)} cannot be opened: {one_line(error, 200)}. Write a URL of SQLAlchemy, such as "
             "sqlite:///study.db or postgresql://user:password@host/database."
@@ -297,6 +302,6 @@ def _open_storage(url: str) -> "optuna.storages.RDBStorage":
 def shown_url(url: str) -> str:
     """Return a URL with its password hidden."""
     try:
-        return sqlalchemy.engine.make_url(url).render_as_string(hide_password=True)
-    except sqlalchemy.exc.ArgumentError:
+        return make_url(url).render_as_string(hide_password=True)
+    except ArgumentError:
         return url

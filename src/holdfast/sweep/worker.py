@@ -44,7 +44,9 @@ class StopSignals:
 class LearningCurve:
     """Reports the returns of one run of a trial, as a callback of it, and stops it if it is pruned or interrupted."""
 
-    def __init__(self, trial: Trial, config: Config, *, first_step: int, cost: float, prunes: bool, stop: StopSignals):
+    def __init__(
+        self, trial: Trial, config: Config, *, first_step: int, cost: float, prunes: bool, stop: StopSignals
+    ) -> None:
         self._trial, self._steps, self._first, self._prunes, self._stop = trial, config.steps, first_step, prunes, stop
         self._cost, self._clock = cost, Clock(config)
         self._returns, self._point = list[float](), 0
@@ -184,7 +186,3 @@ def main() -> None:
     if torch.cuda.device_count() > 1:
         torch.cuda.set_device(int(index) % torch.cuda.device_count())
     work(Path(folder), study, os.environ[STORAGE], True if trusted == "trusted" else None)
-
-
-if __name__ == "__main__":
-    main()
