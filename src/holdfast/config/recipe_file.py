@@ -13,7 +13,7 @@ from holdfast.errors import ConfigError, one_line, writing
 RECIPE = "recipe"
 """The key that names the recipe below."""
 SUFFIXES = (".yaml", ".yml")
-PLAIN = re.compile(r"[\w.+-][\w.+/:-]*")
+PLAIN = re.compile(r"-?\w[\w.+/:-]*")
 """Values that need no quotes; all of them are read as text."""
 
 
