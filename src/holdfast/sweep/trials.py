@@ -218,8 +218,9 @@ class TrialStore:
         if len(finished) < COMPARED_TRIALS or len({trial.values[0] for trial in finished}) == 1:
             return {}
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ExperimentalWarning)
-            return optuna.importance.get_param_importances(self.study, target=_return_of)
+            # It warns that a target must be low to be good: it is.
+            warnings.simplefilter("ignore", UserWarning)
+            return optuna.importance.get_param_importances(self.study, target=_negative_return)
 
     @property
     def _study_id(self) -> int:
@@ -239,8 +240,9 @@ def _attempts(study: optuna.Study) -> list[FrozenTrial]:
     return [trial for trial in study.get_trials(deepcopy=False) if INDEX in trial.user_attrs]
 
 
-def _return_of(trial: FrozenTrial) -> float:
-    return trial.values[0]
+def _negative_return(trial: FrozenTrial) -> float:
+    """Return the target of PED-ANOVA, which explains what makes it low."""
+    return -trial.values[0]
 
 
 def _settings_of(study: optuna.Study) -> SweepSettings:
