@@ -18,6 +18,7 @@ from holdfast.sweep.trials import TrialStore
 
 RATE = "trainer.optimizer.learning_rate=log:1e-4..1e-2"
 KEYS = [f"{key}={value}" for key, value in LEAST.items() if key != "run"]
+EPISODES_OF_FIVE = [*KEYS, "world.length=5"]
 LIMIT_S = 600
 
 
@@ -62,7 +63,7 @@ def kill_worker_in_a_trial(folder):
 def test_a_sweep_with_a_killed_worker_loses_no_trial_and_counts_none_twice(tmp_path, capsys):
     folder = tmp_path / "s"
     options = [f"--space={RATE}", "--space=policy.memory=lstm,gru", "--trials=12", "--workers=2", "--pruner=none"]
-    process = start("sweep", "constant", *options, *KEYS, "run=s", f"runs_dir={tmp_path}")
+    process = start("sweep", "constant", *options, *EPISODES_OF_FIVE, "run=s", f"runs_dir={tmp_path}")
     (killed,) = wait_for(lambda: kill_worker_in_a_trial(folder), process)
     wait_for(lambda: len(attempts(folder, "COMPLETE")) >= 2, process)
     process.send_signal(signal.SIGINT)
@@ -86,7 +87,7 @@ def test_a_sweep_with_a_killed_worker_loses_no_trial_and_counts_none_twice(tmp_p
     assert [run["name"] for run in runs] == [f"trial-{index:03}-seed-0" for index in range(12)]
     assert all(run["finished"] for run in runs)
     assert main(["train", str(folder / "best.yaml"), "run=again", f"runs_dir={tmp_path}"]) == 0
-    assert "greedy return 20.000" in capsys.readouterr().out
+    assert "greedy return 5.000" in capsys.readouterr().out
 
 
 def kill_seed(process, seed):
@@ -101,12 +102,12 @@ def kill_seed(process, seed):
 @pytest.mark.slow
 def test_a_seed_that_fails_is_named_the_others_go_on_and_a_resume_trains_it_alone(tmp_path, capsys):
     folder = tmp_path / "g"
-    process = start("train", "constant", "seeds=0..2", *KEYS, "run=g", f"runs_dir={tmp_path}")
+    process = start("train", "constant", "seeds=0..2", *EPISODES_OF_FIVE, "run=g", f"runs_dir={tmp_path}")
     wait_for(lambda: kill_seed(process, 1), process)
     output = process.communicate(timeout=LIMIT_S)[0]
     assert process.returncode == 1, output
     assert "seed 1 failed; it was killed by SIGKILL" in output
-    assert "interquartile mean of 2 seeds 20.000, 95 % interval 20.000 to 20.000" in output
+    assert "interquartile mean of 2 seeds 5.000, 95 % interval 5.000 to 5.000" in output
     before = json.loads((folder / "seeds.json").read_text())["results"]
     assert [result["finished"] for result in before.values()] == [True, False, True]
 
@@ -114,10 +115,10 @@ def test_a_seed_that_fails_is_named_the_others_go_on_and_a_resume_trains_it_alon
     output = process.communicate(timeout=LIMIT_S)[0]
     assert process.returncode == 0, output
     assert "1 of 3 seeds to train" in output
-    assert "interquartile mean of 3 seeds 20.000" in output
+    assert "interquartile mean of 3 seeds 5.000" in output
     values = json.loads((folder / "seeds.json").read_text())
     assert values["results"]["0"] == before["0"]
-    assert values["return_iqm_ci95"] == [20.0, 20.0]
+    assert values["return_iqm_ci95"] == [5.0, 5.0]
     assert all(result["cpu_seconds"] > 0 for result in values["results"].values())
     assert main(["runs", str(tmp_path), "--json"]) == 0
     assert [run["name"] for run in json.loads(capsys.readouterr().out)] == ["g/seed0", "g/seed1", "g/seed2"]

@@ -126,6 +126,7 @@ def test_a_trial_without_return_fails(sweep):
     store, training, work = sweep(trials=1)
     training.scores = {"trial-000-seed-5": None}
     work()
+    assert states(store) == ["FAIL"], "another attempt would not change it"
     assert "no episode ended in training" in store.all()[0].user_attrs["error"]
 
 

@@ -44,7 +44,7 @@ class SweepPlace:
 
 
 @dataclass
-class Worker:
+class SweepWorker:
     """A worker process."""
 
     process: subprocess.Popen[bytes]
@@ -64,10 +64,12 @@ class Sweep:
     """Workers."""
     log: Log
     trust_code: bool | None = None
-    workers: dict[int, Worker] = field(default_factory=dict)
+    workers: dict[int, SweepWorker] = field(default_factory=dict)
     states: dict[int, tuple[str, int]] = field(default_factory=dict)
     """State and attempt of each trial that was printed."""
     deaths: int = 0
+    again: set[int] = field(default_factory=set)
+    """Trials whose first death was printed."""
 
     def results(self) -> list[TrialResult]:
         """Return what is in the study now."""
@@ -117,6 +119,7 @@ def _remember_finished(sweep: Sweep, results: list[TrialResult]) -> None:
     for result in results:
         if result.state in ("finished", "pruned", "failed"):
             sweep.states[result.index] = (result.state, result.attempts)
+            sweep.again.add(result.index)
 
 
 def _watch(sweep: Sweep) -> None:
@@ -149,7 +152,7 @@ def _watch(sweep: Sweep) -> None:
         time.sleep(POLL_S)
 
 
-def _start_worker(sweep: Sweep, index: int) -> Worker:
+def _start_worker(sweep: Sweep, index: int) -> SweepWorker:
     log = sweep.place.folder / f"worker-{socket.gethostname()}-{index}.log"
     trusted = "trusted" if sweep.trust_code else "installed"
     command = [sys.executable, "-m", WORKER, str(sweep.place.folder), sweep.place.study, str(index)]
@@ -164,7 +167,7 @@ def _start_worker(sweep: Sweep, index: int) -> Worker:
             env=environment,
             start_new_session=True,
         )
-    return Worker(process, worker_name(process.pid), log)
+    return SweepWorker(process, worker_name(process.pid), log)
 
 
 def _reap(sweep: Sweep) -> None:
@@ -181,6 +184,7 @@ def _reap(sweep: Sweep) -> None:
         trial = sweep.store.of_worker(worker.name)
         if trial is not None:
             sweep.deaths = 0
+            sweep.again.add(trial.user_attrs["index"])
             again = sweep.store.fail(trial, reason)
             action = "it is tried again" if again else "it failed twice and is left out"
             sweep.log(f"trial {trial.user_attrs['index']}: {reason}; {action}. Its output is in {worker.log}.")
@@ -200,6 +204,9 @@ def _print_news(sweep: Sweep) -> bool:
     best = best_of(results)
     for result in results:
         state = (result.state, result.attempts)
+        if result.attempts > 1 and result.index not in sweep.again:
+            sweep.again.add(result.index)
+            sweep.log(f"trial {result.index}: {result.error}; it is tried again.")
         if sweep.states.get(result.index) == state or result.state in ("waiting", "running"):
             continue
         sweep.states[result.index], news = state, True

@@ -12,7 +12,7 @@ import torch
 
 from holdfast.checkpoint.run_dir import RunDir
 from holdfast.config.run import Config, override
-from holdfast.errors import ConfigError, ContractError, located_error_text, one_line
+from holdfast.errors import ConfigError, located_error_text, one_line
 from holdfast.evaluation.score import interquartile_mean
 from holdfast.sweep.settings import SweepSettings
 from holdfast.sweep.trials import COST, GRID, INDEX, RUNS, SCORE, Trial, TrialStore, worker_name
@@ -176,7 +176,8 @@ def _train(config: Config, folder: Path, curve: LearningCurve, trust_code: bool 
 def _return_of(run: RunResult) -> float:
     score = run.summary.get("eval/return_mean")
     if score is None:
-        raise ContractError(f"{run.folder}: no episode ended in training, so there is no return; train longer.")
+        # Another attempt would not change it.
+        raise ConfigError("no episode ended in training, so there is no return; give more trainer.total_timesteps.")
     return float(score)
 
 
