@@ -145,6 +145,7 @@ def test_seeds_are_parsed():
         (["recall", f"--space={RATE}", "--pruner=mean"], "median"),
         (["recall", f"--space={RATE}", "seeds=0..4"], "--seeds K"),
         (["recall", f"--space={RATE}", "run=a/b"], "a name is one word"),
+        (["recall", "--space=policy.memory=lstm,grru"], "--space policy.memory=lstm,grru: "),
         (["--resume", "nowhere"], "holds no sweep"),
         (["--resume", "nowhere", "recall"], "leave out recall"),
     ],

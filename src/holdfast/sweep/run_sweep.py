@@ -12,13 +12,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from holdfast.build import build_policy, build_training_world, select_device
+from holdfast.config.run import override
 from holdfast.errors import ConfigError, ContractError
 from holdfast.sweep.page import write_page
 from holdfast.sweep.processes import exit_reason, last_line, stop_all, terminating_cleanly
 from holdfast.sweep.results import TrialResult, best_of, pareto_front, results_of, write_best
-from holdfast.sweep.settings import SweepSettings, write_settings
+from holdfast.sweep.settings import SWEEP, SweepSettings, write_settings
 from holdfast.sweep.trials import GRID, TrialStore, shown_url, worker_name
 from holdfast.sweep.worker import STORAGE
+from holdfast.worlds import closing_world
 
 POLL_S, SILENT_CHECK_S, PROGRESS_S, PAGE_S = 0.5, 30.0, 30.0, 120.0
 MOST_DEATHS = 3
@@ -80,6 +83,8 @@ def run_sweep(
     place: SweepPlace, settings: SweepSettings, *, workers: int, log: Log = print, trust_code: bool | None = None
 ) -> list[TrialResult]:
     """Run a sweep until all its trials are finished, and return them; KeyboardInterrupt: it was stopped, saved."""
+    if not (place.folder / SWEEP).exists():
+        _check_policies(settings)
     _make_folder(place.folder)
     with _locked(place.folder):
         store = TrialStore(place.url, place.study)
@@ -99,6 +104,22 @@ def run_sweep(
             _print_news(sweep)
             _write_results(sweep)
     return sweep.results()
+
+
+def _check_policies(settings: SweepSettings) -> None:
+    """Build the policy of each choice: names of policies and cells are no part of the config."""
+    dimensions = [each for each in settings.dimensions if each.key.startswith("policy.") and each.choices]
+    if not dimensions:
+        return
+    config = override(settings.config, {"trainer.num_workers": 0})
+    device = select_device(config)
+    with closing_world(build_training_world(config, device, config.seed), config.world) as world:
+        for dimension in dimensions:
+            for choice in dimension.choices:
+                try:
+                    build_policy(override(config, {dimension.key: choice}), world, device)
+                except ConfigError as error:
+                    raise ConfigError(f"--space {dimension}: {error}") from error
 
 
 def _print_head(sweep: Sweep) -> None:
