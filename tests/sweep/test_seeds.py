@@ -1,6 +1,7 @@
 """Several seeds: how many run at a time, their lines, scores and report."""
 
 import json
+from io import StringIO
 from types import SimpleNamespace
 
 import pytest
@@ -76,6 +77,25 @@ def test_the_report_is_of_the_finished_seeds(tmp_path, monkeypatch):
     results = RESULTS | {1: result(None, finished=False)}
     seeds._write_report(tmp_path, PLAN, results, Console(quiet=True))
     assert reports == [([tmp_path / f"seed{seed}" for seed in (0, 2, 3, 4)], tmp_path / "report.html")]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_each_seed_has_a_line(terminal, tmp_path):
+    runs = [seeds.SeedRun(seed, tmp_path / f"seed{seed}") for seed in range(2)]
+    runs[0].folder.mkdir()
+    (runs[0].folder / "metrics.jsonl").write_text('{"iteration": 3, "charts/episodic_return": 0.5}\n')
+    runs[0].process = SimpleNamespace(poll=lambda: None)
+    out = Console(file=StringIO(), force_terminal=terminal, width=100)
+    results = {}
+    with seeds._display(runs, results, CONFIG, out) as show:
+        show()
+        show()
+        results[0] = result(0.75)
+        show()
+    text = out.file.getvalue()
+    assert text.count("seed 0 · iteration 3 of 74 · return 0.500") == (2 if terminal else 1)
+    assert "seed 0 · finished · return 0.750" in text
+    assert ("seed 1 · waits" in text) == terminal
 
 
 def test_the_newest_line_of_a_file_that_grows(tmp_path):

@@ -1,5 +1,6 @@
 """The trials of a study: each is claimed once, released, failed and tried again once."""
 
+import copy
 import subprocess
 import sys
 from datetime import datetime, timedelta
@@ -48,6 +49,14 @@ def test_two_stores_share_the_trials_and_none_is_claimed_twice(store, url):
     claimed = [each.claim("m:1") for each in (store, other, store, other)]
     assert [trial.user_attrs["index"] for trial in claimed] == [0, 1, 2, 3]
     assert store.claim("m:1") is other.claim("m:2") is None
+
+
+def test_a_trial_that_another_worker_takes_meanwhile_is_not_claimed(store, url, monkeypatch):
+    other, stale = TrialStore(url, "x"), copy.deepcopy(store.all())
+    other.open()
+    assert other.claim("m:2").number == 0
+    monkeypatch.setattr(store, "all", lambda: stale)
+    assert store.claim("m:1").number == 1
 
 
 def test_the_first_trial_has_the_values_of_the_recipe_that_lie_in_the_space(store):
