@@ -2,9 +2,11 @@
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 from holdfast.config import worlds
-from holdfast.config.run import Config, PolicyConfig
+from holdfast.config.recipe_file import is_recipe_file, read_recipe_file
+from holdfast.config.run import Config, PolicyConfig, override
 from holdfast.config.trainer import OptimizerConfig, PPOConfig, Schedule, TrainerConfig
 from holdfast.config.world_names import FAMILIES, GYM_ID
 from holdfast.errors import ConfigError, did_you_mean
@@ -245,8 +247,22 @@ def recipe_for(world: str | None) -> str:
     return ELSEWHERE if ":" in world else DEFAULT
 
 
+def recipe_and_keys(name: str) -> tuple[str, dict[str, str]]:
+    """Return the recipe that a recipe file changes, by default that of its world, and the keys that it changes."""
+    recipe, keys = read_recipe_file(Path(name))
+    if recipe is not None and is_recipe_file(recipe):
+        raise ConfigError(f"{name}: recipe: {recipe} is a file too; name one of {', '.join(RECIPES)}.")
+    return recipe or recipe_for(keys.get("world", keys.get("world.name"))), keys
+
+
 def find_recipe(name: str) -> Config:
-    """Return the config of a recipe."""
+    """Return the config of a recipe, or of a recipe file."""
+    if is_recipe_file(name):
+        recipe, keys = recipe_and_keys(name)
+        try:
+            return override(find_recipe(recipe), keys)
+        except ConfigError as error:
+            raise ConfigError(f"{name}: {error}") from None
     if name not in RECIPES:
         hint = did_you_mean(name, RECIPES, f"choose from {', '.join(RECIPES)}.")
         if GYM_ID.fullmatch(name):

@@ -13,18 +13,20 @@ __all__ = ["main"]
 
 OK, FAILED, USAGE_ERROR, BROKEN_PIPE = 0, 1, 2, 141
 
-VERBS = ("train", "eval", "check", "export", "runs", "bench")
+VERBS = ("train", "eval", "check", "export", "runs", "bench", "sweep")
 """Each is `run_VERB` in a module of its name, imported when it is called: torch takes seconds."""
 
 HELP = """usage: holdfast VERB ...
 
   train [RECIPE] key=value ...   train a recurrent policy
+  train [RECIPE] seeds=0..4 ...  train several seeds, and end with one table
   train --resume runs/NAME       resume an interrupted run
   train --help trainer.ppo       describe the keys of a section, or of a world: --help world=gym:CartPole-v1
   eval runs/NAME                 evaluate a run's policy on held-out episodes, with memory or ablated
   check TARGET                   test a policy's memory, or a world's contract
   export RUN --to onnx|torch     export a policy as a single-step model
   runs [FOLDER]                  list the runs of a folder: steps, return, finished or not
+  sweep [RECIPE] --space ...     search the values of keys with Optuna, in parallel processes
   bench memory                   time memory cells against torch's dense call, and check their results
 
   --version                      print the version

@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -9,9 +10,11 @@ from rich.console import Console
 from holdfast.cli.allocator import keep_freed_memory
 from holdfast.cli.arguments import Parser, add_trust_code, parse_overrides
 from holdfast.cli.train_help import TRACED, print_help
+from holdfast.cli.train_seeds import train_many
 from holdfast.config.run import override
 from holdfast.errors import ConfigError
 from holdfast.recipes import find_recipe, recipe_for
+from holdfast.report import SEEDS
 
 if TYPE_CHECKING:
     from holdfast.training.train import RunResult
@@ -30,6 +33,9 @@ def run_train(args: Sequence[str]) -> int:
         return 0
     if len(options.resume) > 1 or "" in options.resume:
         raise ConfigError("Write --resume with one run's folder, for example: --resume runs/NAME.")
+    group = next((Path(name) for name in options.resume if (Path(name) / SEEDS).is_file()), None)
+    if "seeds" in overrides or group is not None:
+        return train_many(recipe, overrides, group, trust_code=bool(options.trust_code))
     if not options.resume:
         # A typo is answered before torch is imported, which takes seconds.
         override(find_recipe(recipe or recipe_for(overrides.get("world", overrides.get("world.name")))), overrides)

@@ -4,6 +4,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from holdfast.config.base import keys_of
+from holdfast.config.recipe_file import is_recipe_file
 from holdfast.config.run import Config, all_keys, format_value, lookup, override
 from holdfast.config.world_names import FAMILIES, usage
 from holdfast.errors import ConfigError, did_you_mean
@@ -22,11 +23,12 @@ def section_of(key: str) -> str:
 
 def print_help(word: str | None, world: str | None) -> None:
     """Print every key with its value in a recipe, or those of a section; for a world if one is named."""
-    recipe = word if word in RECIPES else recipe_for(world)
+    is_recipe = word is not None and (word in RECIPES or is_recipe_file(word))
+    recipe = word if word is not None and is_recipe else recipe_for(world)
     config = override(find_recipe(recipe), {"world": world} if world else {})
     sections = list(dict.fromkeys(map(section_of, all_keys(config.world.name))))
     chosen = [name for name in sections if word and f"{name}.".startswith(f"{word}.")]
-    if word is not None and word not in RECIPES and not chosen:
+    if word is not None and not is_recipe and not chosen:
         hint = did_you_mean(word, [*RECIPES, *sections], f"sections are {', '.join(sections)}.")
         raise ConfigError(f"There is no recipe or section {word!r}; {hint}")
     out = Console(highlight=False, markup=False, emoji=False)
@@ -38,7 +40,8 @@ def print_help(word: str | None, world: str | None) -> None:
 
 
 def _print_usage(out: Console) -> None:
-    out.print("usage: holdfast train [RECIPE] key=value ...")
+    out.print("usage: holdfast train [RECIPE | FILE.yaml] key=value ...")
+    out.print("       holdfast train [RECIPE] seeds=0..4 key=value ...")
     out.print("       holdfast train --resume runs/NAME [key=value ...] [--trust-code]")
     out.print("       holdfast train --help [RECIPE | SECTION] [world=NAME]\n")
     out.print(f"Recipes: {', '.join(RECIPES)}.")
@@ -46,6 +49,8 @@ def _print_usage(out: Console) -> None:
         f"The default is that of world=NAME, {ELSEWHERE} for environments of other packages, else {DEFAULT}. "
         "Integers may be written 1e6 or 5_000."
     )
+    out.print("FILE.yaml is a recipe file: `recipe: NAME`, and a line `KEY: VALUE` for each key that it changes.")
+    out.print("seeds=0..4 or seeds=0,3,7 trains each seed, and ends with a table, seeds.json and a report.")
     out.print("policy=NAME and py_agent=NAME mean policy.name=NAME; world=NAME means world.name=NAME.")
     out.print("agent=NAME is the same policy as a component graph; agent=FILE.yaml is your own graph.")
     out.print("schedule.KEY=KIND:END changes a value over the run, to END: linear, cosine, exponential,")

@@ -161,7 +161,7 @@ def override(config: Config, overrides: Mapping[str, Any]) -> Config:
         # Before single schedules, whatever the order of the keys.
         tree["schedule"] = ()
     for word, override_value in overrides.items():
-        key, value = _expand_alias(word, override_value)
+        key, value = expand_alias(word, override_value)
         if key in changed:
             raise ConfigError(f"{word}={override_value} sets {key} a second time; keep one.")
         changed.add(key)
@@ -231,7 +231,7 @@ def read_config(text: str) -> Config:
         raise ConfigError(f"this is not a config of this version: {first_error_message(error)}") from None
 
 
-def _expand_alias(key: str, value: Any) -> tuple[str, Any]:
+def expand_alias(key: str, value: Any) -> tuple[str, Any]:
     """Expand aliases: `world=X` is `world.name=X`; `py_agent` and `agent` name policies."""
     if key in ("world", "policy"):
         return f"{key}.name", value

@@ -44,12 +44,16 @@ def score(samples: Sequence[Float[Tensor, "_ _"]]) -> Score:
     return Score(float(_mean(returns)), _interval(tables, _mean), float(_iqm(returns)), _interval(tables, _iqm))
 
 
+def interquartile_mean(returns: Sequence[float]) -> float:
+    """Return the mean of the middle half: a quarter of the numbers, rounded down, is trimmed at each end."""
+    return float(_iqm(np.asarray(returns, dtype=np.float64)))
+
+
 def _mean(returns: Any) -> Any:
     return returns.mean(-1)
 
 
 def _iqm(returns: Any) -> Any:
-    """Interquartile mean: trim a quarter, rounded down, at each end."""
     # Imported here: it takes a second.
     from scipy import stats
 

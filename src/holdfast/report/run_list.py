@@ -3,11 +3,12 @@
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from holdfast.report import SEEDS
 from holdfast.report.metrics import read_lines
 
 RETURNS = ("eval/return_mean", "charts/episodic_return")
@@ -40,6 +41,9 @@ def list_runs(folder: Path) -> Iterator[RunSummary]:
     for path in sorted(folder.iterdir()):
         if (path / "config.json").is_file():
             yield _summary(path)
+        elif (path / SEEDS).is_file():
+            for run in list_runs(path):
+                yield replace(run, name=f"{path.name}/{run.name}")
 
 
 def _summary(path: Path) -> RunSummary:
