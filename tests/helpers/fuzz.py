@@ -39,6 +39,7 @@ MORE = TINY["trainer.batch_size"]
 SHORT = {
     "trainer.checkpoint_interval": 1,
     "trainer.keep_checkpoints": 2,
+    "report": "off",
     "trainer.eval_episodes": 2,
     "trainer.update_epochs": 1,
 }

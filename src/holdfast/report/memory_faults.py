@@ -81,7 +81,7 @@ def _replay(run: RunData) -> Iterator[AuditRow]:
         return
     worst, bound = max(float(value.max()) for value in measured), alarm_at(run)
     text = f"largest {short_number(worst)} in {max(map(len, measured)):,} updates"
-    row = ("replay", "the update computes what the rollout computed", worst, text, f"at most {bound:.0e}")
+    row = ("replay", "the update computes what the rollout computed", worst, text, f"at most {short_number(bound)}")
     yield AuditRow(*row, worst <= bound, names[0], f"replay error {short_number(worst)}")
 
 
@@ -96,7 +96,7 @@ def _checks(run: RunData) -> Iterator[AuditRow]:
         if len(values):
             worst = float(values.max())
             text = f"largest {short_number(worst)} in {len(values):,} check{'s' * (len(values) > 1)}"
-            limit_text = f"at most {limit:.0e}" if limit else "exactly 0"
+            limit_text = f"at most {short_number(limit)}" if limit else "exactly 0"
             yield AuditRow(name.rpartition("/")[2], what, worst, text, limit_text, worst <= limit, name)
 
 

@@ -1,5 +1,6 @@
 """Sections of a report about memory: is it right, used and fresh, how far gradients reach, one agent's state."""
 
+import json
 from collections.abc import Mapping
 from html import escape
 
@@ -127,7 +128,11 @@ def is_memory_used(report: Report) -> Section:
             measured.delays, run.number("trainer", "bptt_horizon"), measured.best_without_memory
         )
         delays, values = zip(*measured.delays, strict=True)
-        caption = "Trained and other delays. Beyond the BPTT horizon no gradient reaches the cue; values still do."
+        trained = json.dumps(run.value("world", "delay"))
+        caption = (
+            f"Trained with a delay of {plain(trained, 30)}; {EPISODES} episodes each. Beyond the BPTT horizon no "
+            "gradient reaches the cue; values still do."
+        )
         data = {"delay": delays, "return": values}
         figures.append(make_figure("return_by_delay", figure, caption, data, "Return by delay"))
     for key, text in (("returns", "Frozen and shuffled memory"), ("delays", "Return by delay")):

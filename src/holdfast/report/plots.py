@@ -11,8 +11,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
+from holdfast.errors import ConfigError
 from holdfast.monitor.replay_check import replay_alarm
+from holdfast.monitor.timeline import FILE
 from holdfast.report.run_data import BINS, RunData, read_runs
+from holdfast.report.state_plots import state_timeline
 from holdfast.report.text import short_number
 from holdfast.report.theme import (
     BLUE,
@@ -135,7 +138,7 @@ def replay_error(run: Any) -> Figure:
             steps, values = data.curve(name)
             # An error of exactly 0 has no place on a logarithmic axis.
             axes.plot(steps, np.clip(values, 1e-12, None), color=colour, linewidth=1.5, label=label)
-        axes.axhline(bound, color=RED, linewidth=1.2, linestyle=(0, (4, 2)), label=f"alarm at {bound:.0e}")
+        axes.axhline(bound, color=RED, linewidth=1.2, linestyle=(0, (4, 2)), label=f"alarm at {short_number(bound)}")
         axes.set_yscale("log")
         axes.legend(loc="best")
         return _labelled(figure, axes, "agent steps", "replay error", log=True)
@@ -191,7 +194,7 @@ def drift(run: Any) -> Figure:
         ):
             steps, values = data.curve(name)
             if len(values):
-                axes.plot(steps, np.clip(values, 1e-8, None), color=colour, linewidth=1.6, label=label)
+                axes.plot(steps, np.where(values > 0, values, np.nan), color=colour, linewidth=1.6, label=label)
         axes.set_yscale("log")
         axes.legend(loc="best", fontsize=8.5)
         return _labelled(figure, axes, "agent steps", "size", log=True)
@@ -232,6 +235,14 @@ def is_within(name: str) -> bool:
 def _shades(count: int) -> list[float]:
     """Opacities from the newest steps to the oldest."""
     return [0.95 - 0.8 * number / max(1, count - 1) for number in range(count)]
+
+
+def timeline(run: Any) -> Figure:
+    """Draw the states of a few agents over the last two rollouts of a run."""
+    (data,) = read_runs(run)
+    if data.timeline is None:
+        raise ConfigError(f"{data.folder} has no {FILE}: a training with report=on that is not stopped writes it.")
+    return state_timeline(data.timeline)
 
 
 def time_split(runs: Any) -> Figure:

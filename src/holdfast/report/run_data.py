@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, TypeGuard
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 
@@ -34,6 +34,7 @@ NAMES = frozenset(
 """Metrics that a report shows, and prefixes of others."""
 
 
+@runtime_checkable
 class HasFolder(Protocol):
     """A run with a folder, as `holdfast.train` returns it."""
 
