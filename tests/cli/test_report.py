@@ -6,14 +6,11 @@ import pytest
 import torch
 
 import holdfast
-from helpers.broken_policies import NoClear
 from helpers.report_runs import Page, data_of
 from helpers.small_runs import TINY, run
 from holdfast.cli import main
 from holdfast.monitor.timeline import read_timeline
-from holdfast.worlds import make_world
-
-pytestmark = pytest.mark.usefixtures("annotations_asleep")
+from holdfast.policies import Fast
 
 
 @pytest.fixture(scope="module")
@@ -67,9 +64,16 @@ def test_report_verb_writes_again_and_compares(trained, tmp_path, capsys):
     assert "named twice" in capsys.readouterr().err
 
 
+class Leaking(Fast):
+    """Never clears its state."""
+
+    def unroll(self, obs, first, state, valid=None):
+        return super().unroll(obs, torch.zeros_like(first), state, valid)
+
+
 def test_policy_that_leaks_has_a_red_line(tmp_path):
-    policy = NoClear(make_world("recall", agents=8).spec)
-    result = holdfast.train("recall", {**TINY, "report": "on", "runs_dir": str(tmp_path)}, policy=policy)
+    keys = {**TINY, "report": "on", "trainer.total_timesteps": 64, "runs_dir": str(tmp_path)}
+    result = holdfast.train("recall", keys, policy=Leaking)
     page = result.report.read_text()
     alarm = re.search(r'<div class="alarm" role="alert">(.*?)</div>', page, re.DOTALL)[1]
     assert "Memory is not right." in alarm
@@ -79,10 +83,10 @@ def test_policy_that_leaks_has_a_red_line(tmp_path):
 
 @pytest.mark.parametrize("error", [ValueError("<b>no</b>"), OSError("disk full"), MemoryError()])
 def test_report_that_fails_is_one_line(tmp_path, monkeypatch, capsys, error):
-    def fail(*args):
+    def fail(*args, **keys):
         raise error
 
-    monkeypatch.setattr("holdfast.report.report_page.report_page", fail)
+    monkeypatch.setattr("holdfast.report.policy_measurements.measure_policy", fail)
     result = run(tmp_path, report="on", trainer__total_timesteps=64)
     assert (result.finished, result.report) == (True, None)
     (text,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("no report"))
@@ -90,7 +94,11 @@ def test_report_that_fails_is_one_line(tmp_path, monkeypatch, capsys, error):
     assert text.endswith(f"try holdfast report {result.folder}")
 
 
-def test_stopped_run_has_a_report(tmp_path):
+def test_stopped_run_has_a_report_and_what_cannot_be_measured_is_named(tmp_path, monkeypatch):
+    def fail(adapter):
+        raise ValueError("<b>no</b>")
+
+    monkeypatch.setattr("holdfast.report.policy_measurements.quick_reach", fail)
     result = holdfast.train(
         "recall",
         {"world.agents": 8, "trainer.bptt_horizon": 4, "trainer.batch_size": 64, "trainer.minibatch_size": 32}
@@ -98,7 +106,9 @@ def test_stopped_run_has_a_report(tmp_path):
         callbacks=[lambda iteration: iteration.stop()],
     )
     assert not result.finished
-    assert "Not recorded" in result.report.read_text()
+    words = Page(result.report.read_text()).words
+    assert "Not recorded" in words
+    assert "The reach cannot be measured: ValueError: <b>no</b>" in words
 
 
 def test_report_of_a_damaged_run_says_so(trained, tmp_path, capsys):
