@@ -77,8 +77,8 @@ def measure_policy(
             budget = _Budget(run, config, limit_s)
             returns = _try(notes, "returns", lambda: _returns(policy, config, run, budget)) or {}
             delays = _try(notes, "delays", lambda: _by_delay(policy, config, budget)) or []
-    known = {"best": spec.best_return, "best_without_memory": spec.best_return_without_memory}
-    return PolicyMeasurements(arrays, returns, tuple(delays), has_memory=policy.has_memory(), notes=notes, **known)
+    limits = {"best": spec.best_return, "best_without_memory": spec.best_return_without_memory}
+    return PolicyMeasurements(arrays, returns, tuple(delays), has_memory=policy.has_memory(), notes=notes, **limits)
 
 
 class _TooLongError(HoldfastError):
