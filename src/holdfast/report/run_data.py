@@ -103,7 +103,8 @@ class RunData:
         """What the run trains: its config without seed and name. Runs of one group differ in their seed alone."""
         if not isinstance(self.config, dict):
             return str(self.folder)
-        settings = {key: value for key, value in self.config.items() if key not in ("seed", "run", "runs_dir", "report")}
+        ignored = ("seed", "run", "runs_dir", "report")
+        settings = {key: value for key, value in self.config.items() if key not in ignored}
         return json.dumps(settings, sort_keys=True, default=str)
 
 
