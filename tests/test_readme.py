@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 GUIDES = ROOT / "docs" / "guides"
 SHORT = ["trainer.total_timesteps=64", "world.agents=4", "trainer.bptt_horizon=8", "trainer.batch_size=64"]
-SHORT += ["trainer.minibatch_size=32", "trainer.eval_episodes=4", "run=mine"]
+SHORT += ["trainer.minibatch_size=32", "trainer.eval_episodes=4", "report=off", "run=mine"]
 
 
 def python_block(text, marker=""):

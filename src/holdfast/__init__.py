@@ -6,6 +6,7 @@
     holdfast.evaluate(run.policy, world, episodes=100)  # greedy; memory="cleared" shows what memory is worth
     holdfast.check(run.policy, world).ok                # the nine laws of memory, on any recurrent policy
     holdfast.load(run.folder).start().act(obs, first)   # act in your own program
+    holdfast.plots.learning_curve(run)                  # a matplotlib figure; run.report is a page of all of them
 
 Besides the functions below there are:
 
@@ -83,6 +84,8 @@ _MODULE_OF = {name: module for module, names in _MODULES.items() for name in nam
 
 
 def __getattr__(name: str) -> Any:
+    if name == "plots":
+        return import_module("holdfast.report.plots")
     if name in _MODULE_OF:
         value = getattr(import_module(f"holdfast.{_MODULE_OF[name]}"), name)
         globals()[name] = value

@@ -59,7 +59,13 @@ def test_run_of_a_component_graph_uses_its_saved_graph(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     graph = (BUILTIN / "fast.yaml").read_text().replace("hidden_size: 128", "hidden_size: 9")
     (tmp_path / "mine.yaml").write_text(graph)
-    keys = {"agent": "mine.yaml", "run": "x", "trainer.total_timesteps": 256, "trainer.eval_episodes": 2}
+    keys = {
+        "agent": "mine.yaml",
+        "run": "x",
+        "trainer.total_timesteps": 256,
+        "report": "off",
+        "trainer.eval_episodes": 2,
+    }
     sizes = {"world.agents": 4, "trainer.batch_size": 256, "trainer.minibatch_size": 256}
     run = holdfast.train("recall", keys | sizes)
     (tmp_path / "mine.yaml").unlink()
@@ -82,7 +88,7 @@ def test_run_of_a_component_graph_uses_its_saved_graph(tmp_path, monkeypatch):
 )
 def test_run_in_any_world_can_be_checked(tmp_path, keys):
     sizes = {"trainer.bptt_horizon": 4, "trainer.batch_size": 96, "trainer.minibatch_size": 96}
-    tiny = {"trainer.total_timesteps": 96, "trainer.eval_episodes": 2, "policy.hidden_size": 4}
+    tiny = {"trainer.total_timesteps": 96, "report": "off", "trainer.eval_episodes": 2, "policy.hidden_size": 4}
     run = holdfast.train(None, {**keys, **sizes, **tiny, "runs_dir": str(tmp_path), "run": "x"})
     assert type(find_target(str(run.folder))) is HoldfastPolicy
 

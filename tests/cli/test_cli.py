@@ -20,6 +20,7 @@ TINY = [
     "trainer.minibatch_size=32",
     "trainer.total_timesteps=64",
     "trainer.eval_episodes=4",
+    "report=off",
     "policy.hidden_size=8",
     "policy.num_layers=1",
 ]
@@ -343,7 +344,10 @@ def test_train_prints_results_and_exits_with_0(capsys, runs):
     assert captured.err == ""
     lines = captured.out.splitlines()
     assert lines[0].startswith(f"run {runs}/good · recall · 4 agents · 1 iteration of 64 steps")
-    assert re.fullmatch(r"greedy return \d\.\d{3} · with memory cleared every step \d\.\d{3}", lines[-4])
+    assert re.fullmatch(
+        r"greedy return \d\.\d{3} · sampled return \d\.\d{3} · greedy with memory cleared every step \d\.\d{3}",
+        lines[-4],
+    )
     assert lines[-3] == "best possible return 1.000 · without memory 0.250"
     assert lines[-2] == f"weights {runs}/good/checkpoints/000001/model.safetensors"
     assert lines[-1] == f"results {runs}/good"

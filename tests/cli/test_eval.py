@@ -17,6 +17,7 @@ TINY = {
     "trainer.batch_size": 64,
     "trainer.minibatch_size": 32,
     "trainer.total_timesteps": 128,
+    "report": "off",
     "trainer.eval_episodes": 4,
     "policy.hidden_size": 8,
     "policy.num_layers": 1,

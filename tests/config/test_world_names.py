@@ -153,6 +153,7 @@ def test_user_world_training(tmp_path):
         "trainer.bptt_horizon": 16,
         "trainer.batch_size": 1024,
         "trainer.minibatch_size": 256,
+        "report": "off",
         "trainer.eval_episodes": 64,
         "runs_dir": str(tmp_path / "runs"),
     }
@@ -252,6 +253,7 @@ KEYS = {
     "trainer.bptt_horizon": 16,
     "trainer.batch_size": 96,
     "trainer.minibatch_size": 96,
+    "report": "off",
     "trainer.eval_episodes": 100,
 }
 

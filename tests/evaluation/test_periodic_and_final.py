@@ -24,6 +24,7 @@ TINY = {
     "trainer.batch_size": 128,
     "trainer.minibatch_size": 64,
     "trainer.total_timesteps": 384,
+    "report": "off",
     "trainer.eval_episodes": 12,
     "policy.hidden_size": 8,
     "policy.num_layers": 1,

@@ -22,7 +22,7 @@ from holdfast.checkpoint.run_dir import RunDir
 from holdfast.cli import main
 from holdfast.worlds.workers.spawn import fork_server
 
-SHORT = {"trainer.checkpoint_interval": 1, "trainer.eval_episodes": 2, "trainer.check": "off"}
+SHORT = {"trainer.checkpoint_interval": 1, "report": "off", "trainer.eval_episodes": 2, "trainer.check": "off"}
 """A checkpoint after every iteration, so that one is being written much of the time."""
 SETUPS = {
     "recall": {},

@@ -21,6 +21,7 @@ KEYS = {
     "trainer.num_workers": 2,
     "trainer.checkpoint_interval": 10,
     "trainer.keep_checkpoints": 2,
+    "report": "off",
     "trainer.eval_episodes": 2,
     "trainer.check": "off",
     "trainer.update_epochs": 1,

@@ -32,6 +32,7 @@ KEYS = (
     "policy.hidden_size=16",
     "policy.num_layers=1",
     "trainer.eval_episodes=64",
+    "report=off",
 )
 
 

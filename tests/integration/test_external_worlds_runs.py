@@ -15,6 +15,7 @@ KEYS = {
     "trainer.bptt_horizon": 8,
     "trainer.batch_size": 96,
     "trainer.minibatch_size": 48,
+    "report": "off",
     "trainer.eval_episodes": 6,
     "runs_dir": "runs",
 }

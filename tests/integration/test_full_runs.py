@@ -29,6 +29,7 @@ TINY = {
     "trainer.batch_size": 256,
     "trainer.minibatch_size": 64,
     "trainer.total_timesteps": 1024,
+    "report": "off",
     "trainer.eval_episodes": 20,
     "policy.hidden_size": 8,
     "policy.num_layers": 1,

@@ -49,7 +49,7 @@ def test_every_policy_learns_with_memory(tmp_path, policy, steps):
 def test_largest_attention_policy_learns_with_memory(tmp_path):
     # Two cues and a short delay: each step takes three times as long as those of latent_attn_tiny.
     keys = {"world.delay": 2, "world.cues": 2, "policy.hidden_size": 64, "policy.num_layers": 1}
-    keys |= {"policy": "latent_attn_med", "trainer.total_timesteps": 3e4, "trainer.eval_episodes": 500}
+    keys |= {"policy": "latent_attn_med", "trainer.total_timesteps": 3e4, "report": "off", "trainer.eval_episodes": 500}
     run = holdfast.train("recall", {**keys, "run": "x", "runs_dir": str(tmp_path)})
     assert run.summary["eval/return_mean"] >= 0.95
     assert run.summary["eval/return_mean_memory_cleared"] <= 0.6
@@ -90,6 +90,7 @@ def test_compiled_training_gives_the_same_weights(tmp_path):
         "run": "x",
         "runs_dir": str(tmp_path),
         "trainer.total_timesteps": 8192,
+        "report": "off",
         "trainer.eval_episodes": 200,
     }
     eager = holdfast.train("recall", keys)

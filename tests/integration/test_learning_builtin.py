@@ -70,7 +70,9 @@ def rollout(policy, world, steps):
 def trained(folder, recipe, agents, **keys):
     """Train, and build a held-out world."""
     keys = {key.replace("__", "."): value for key, value in keys.items()}
-    run = holdfast.train(recipe, {"run": "x", "runs_dir": str(folder), "trainer.eval_episodes": 1, **keys})
+    run = holdfast.train(
+        recipe, {"run": "x", "runs_dir": str(folder), "report": "off", "trainer.eval_episodes": 1, **keys}
+    )
     config = override(find_recipe(recipe), keys)
     return run.policy, build_world(config, torch.device("cpu"), agents=agents, seed=-1), config
 

@@ -18,7 +18,7 @@ def test_popgym_is_learned_with_memory(tmp_path):
 
 
 def lines_of(folder, mode):
-    keys = {"world.autoreset": mode, "run": mode, "runs_dir": str(folder), "trainer.eval_episodes": 50}
+    keys = {"world.autoreset": mode, "run": mode, "runs_dir": str(folder), "report": "off", "trainer.eval_episodes": 50}
     run = holdfast.train("cartpole", {**keys, "trainer.total_timesteps": 60_000})
     return [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
 

@@ -29,6 +29,7 @@ KEYS = {
     "trainer.batch_size": 64,
     "trainer.minibatch_size": 32,
     "trainer.total_timesteps": 256,
+    "report": "off",
     "trainer.eval_episodes": 4,
     "trainer.checkpoint_interval": 1,
     "trainer.check": "every:1",

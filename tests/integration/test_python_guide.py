@@ -53,7 +53,7 @@ def test_notebook_is_valid_and_holds_no_outputs():
 def test_first_example_is_fifteen_lines_and_runs(monkeypatch):
     code = python_block("stop_when_solved")
     assert len(statements(code)) <= 15
-    small = '"trainer.total_timesteps": 256, "trainer.batch_size": 128, "trainer.eval_episodes": 2'
+    small = '"trainer.total_timesteps": 256, "trainer.batch_size": 128, "report": "off", "trainer.eval_episodes": 2'
     short = code.replace('"trainer.total_timesteps": 4096', f'{small}, "trainer.minibatch_size": 64')
     assert short != code
     names = {}

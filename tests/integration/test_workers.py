@@ -24,7 +24,7 @@ from holdfast.worlds.workers.spawn import fork_server
 from training.test_resume import ask, stopping
 
 pytestmark = pytest.mark.usefixtures("annotations_asleep")
-QUICK = {"trainer.eval_episodes": 4, "trainer.check": "off", "trainer.checkpoint_interval": 1}
+QUICK = {"report": "off", "trainer.eval_episodes": 4, "trainer.check": "off", "trainer.checkpoint_interval": 1}
 TIMEOUT = 4.0
 PATIENCE = 30.0
 """Seconds beyond the timeout after which a run counts as hanging; the machine may be busy."""

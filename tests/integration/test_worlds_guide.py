@@ -42,7 +42,7 @@ def test_guide_world_passes_the_check_and_is_learned(folder):
     assert (checked.returncode, checked.stderr) == (0, ""), checked.stdout
     keys = ["policy=auto", "policy.hidden_size=16", "policy.num_layers=1", "world.wait=2", "world.agents=64"]
     keys += ["trainer.bptt_horizon=16", "trainer.batch_size=1024", "trainer.minibatch_size=256"]
-    keys += ["trainer.total_timesteps=2e4", "trainer.eval_episodes=256", "run=echo"]
+    keys += ["trainer.total_timesteps=2e4", "trainer.eval_episodes=256", "report=off", "run=echo"]
     trained = holdfast(folder, "train", "world=echo:Echo", *keys)
     assert (trained.returncode, trained.stderr) == (0, "")
     intact, cleared = map(float, re.findall(r"greedy return (\S+) .* every step (\S+)", trained.stdout)[0])

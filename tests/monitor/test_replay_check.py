@@ -19,6 +19,7 @@ SHORT = {
     "trainer.batch_size": 64,
     "trainer.minibatch_size": 32,
     "trainer.bptt_horizon": 16,
+    "report": "off",
     "trainer.eval_episodes": 4,
     "world.agents": 4,
     "world.delay": 2,

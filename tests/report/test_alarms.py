@@ -142,6 +142,7 @@ SMALL = {
     "trainer.batch_size": 32,
     "trainer.minibatch_size": 32,
     "trainer.bptt_horizon": 8,
+    "report": "off",
     "trainer.eval_episodes": 2,
 }
 
@@ -159,6 +160,7 @@ ACROBOT = {
     "world": "gym:Acrobot-v1",
     "policy.normalize_obs": False,
     "trainer.normalize_reward": False,
+    "report": "off",
     "trainer.eval_episodes": 1,
     "trainer.eval_max_steps": 1,
     "trainer.check": "off",

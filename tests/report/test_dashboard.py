@@ -194,7 +194,7 @@ def small_run(tmp_path_factory):
     from holdfast import train
 
     keys = {"world.agents": 4, "trainer.bptt_horizon": 8, "trainer.batch_size": 64}
-    keys |= {"trainer.minibatch_size": 32, "trainer.total_timesteps": 320, "trainer.eval_episodes": 4}
+    keys |= {"trainer.minibatch_size": 32, "trainer.total_timesteps": 320, "report": "off", "trainer.eval_episodes": 4}
     return train("recall", keys | {"run": "small", "runs_dir": str(tmp_path_factory.mktemp("runs"))}).folder
 
 

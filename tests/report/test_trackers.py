@@ -370,7 +370,12 @@ def test_tracker_from_an_entry_point_is_imported_by_its_process_only(tmp_path, o
 
 def test_tracker_by_path_in_a_run(tmp_path, own):
     keys = {"world.agents": 4, "trainer.bptt_horizon": 8, "trainer.batch_size": 64, "trainer.minibatch_size": 32}
-    keys |= {"trainer.total_timesteps": 128, "trainer.eval_episodes": 4, "runs_dir": str(tmp_path / "runs")}
+    keys |= {
+        "trainer.total_timesteps": 128,
+        "report": "off",
+        "trainer.eval_episodes": 4,
+        "runs_dir": str(tmp_path / "runs"),
+    }
     folder = train("recall", keys | {"run": "x", "tracker": own}).folder
     _, *steps, last = (folder / "own.txt").read_text().splitlines()
     assert [line.split()[0] for line in steps] == ["64", "128", "128"]

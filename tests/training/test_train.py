@@ -31,13 +31,14 @@ TINY = {
     "trainer.batch_size": 256,
     "trainer.minibatch_size": 64,
     "trainer.total_timesteps": 5000,
+    "report": "off",
     "trainer.eval_episodes": 30,
     "policy.hidden_size": 8,
     "policy.num_layers": 1,
 }
 TIMES = {name for name, metric in METRICS.items() if metric.kind == "time"}
 MONITORED = {"memory/gradient_reach", "gradients/within", "gradients/norm"}
-EVALUATION = {"eval/return_mean", "eval/return_mean_memory_cleared"}
+EVALUATION = {"eval/return_mean", "eval/return_mean_memory_cleared", "eval/sampled_return_mean"}
 CHECK = {"memory/check_replay", "memory/check_clear"}
 
 
@@ -319,7 +320,7 @@ def test_tools_train_script_trains(tmp_path, form, agent):
         "trainer.num_workers=2",
         "wandb=off",
     ]
-    quick = ["trainer.eval_episodes=100", f"runs_dir={tmp_path}"]
+    quick = ["trainer.eval_episodes=100", "report=off", f"runs_dir={tmp_path}"]
     result = subprocess.run(
         [sys.executable, "-W", "error", ROOT / "tools" / "train.py", *args, *quick],
         capture_output=True,

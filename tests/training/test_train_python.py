@@ -23,6 +23,7 @@ from holdfast.worlds.builtin.symbols import Recall
 KEYS = {
     "trainer.bptt_horizon": 8,
     "trainer.total_timesteps": 128,
+    "report": "off",
     "trainer.eval_episodes": 3,
     "trainer.check": "off",
     "trainer.update_epochs": 1,
@@ -241,8 +242,9 @@ def test_metrics_are_arrays_over_iterations_with_nan_where_nothing_was_measured(
 
 def test_repr_names_folder_progress_and_returns(tmp_path):
     run = train(tmp_path, env="recall", config={"world.agents": 4, "trainer.total_timesteps": 64})
-    greedy, cleared = (run.summary[f"eval/return_mean{which}"] for which in ("", "_memory_cleared"))
-    text = f"greedy return {greedy:.3f} · with memory cleared every step {cleared:.3f}>"
+    names = ("return_mean", "sampled_return_mean", "return_mean_memory_cleared")
+    greedy, sampled, cleared = (run.summary[f"eval/{name}"] for name in names)
+    text = f"greedy return {greedy:.3f} · sampled return {sampled:.3f} · with memory cleared every step {cleared:.3f}>"
     assert repr(run).startswith(f"<run {tmp_path / 'x'}: finished after 1 iteration, 64 steps · ")
     assert repr(run).endswith(text)
 

@@ -38,6 +38,7 @@ SHORT = {
     "trainer.minibatch_size": 64,
     "trainer.total_timesteps": 1024,
     "trainer.optimizer.learning_rate": 0.02,
+    "report": "off",
     "trainer.eval_episodes": 4,
     "policy.hidden_size": 8,
 }

@@ -99,6 +99,7 @@ def test_family_is_configured_built_and_trained(add, dice, monkeypatch, tmp_path
         "trainer.bptt_horizon": 16,
         "trainer.batch_size": 1024,
         "trainer.minibatch_size": 1024,
+        "report": "off",
         "trainer.eval_episodes": 8,
         "runs_dir": str(tmp_path),
     }

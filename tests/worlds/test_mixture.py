@@ -198,6 +198,7 @@ def test_mixture_training_evaluates_every_part(tmp_path):
         "world.parts": "recall delay=1 weight=3 + recall delay=3",
         "trainer.eval_worlds": "recall delay=9 + ragged",
         "trainer.total_timesteps": 4096,
+        "report": "off",
         "trainer.eval_episodes": 8,
         "policy.hidden_size": 8,
         "runs_dir": str(tmp_path),

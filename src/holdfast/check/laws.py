@@ -60,7 +60,7 @@ def run_laws(
     adapter: PolicyAdapter, on_progress: OnProgress = lambda doing: None, *, conditions: Conditions | None = None
 ) -> Laws:
     """Measure every law of memory, and diagnose the broken ones."""
-    with _one_thread(), matmul_precision(tf32=False), warnings.catch_warnings():
+    with one_thread(), matmul_precision(tf32=False), warnings.catch_warnings():
         # Copies of weights are not contiguous: slower on a GPU, without effect on results.
         warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
         on_progress("preparing copies of the policy")
@@ -75,7 +75,7 @@ def run_laws(
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """Use one thread: small products on two busy cores can be thirty times slower than on one."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -147,7 +147,7 @@ def _maker(world: Make | str, options: dict[str, Any]) -> Make:
 
 def run_world_laws(target: WorldUnderTest, on_progress: OnProgress = lambda doing: None) -> Laws:
     """Measure every law of a world."""
-    with _one_thread():
+    with one_thread():
         on_progress("making the world")
         with closing_world(target.world):
             on_progress("recording")

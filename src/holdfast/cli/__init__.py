@@ -13,7 +13,7 @@ __all__ = ["main"]
 
 OK, FAILED, USAGE_ERROR, BROKEN_PIPE = 0, 1, 2, 141
 
-VERBS = ("train", "eval", "check", "export", "runs", "bench", "sweep")
+VERBS = ("train", "eval", "check", "export", "runs", "report", "sweep", "bench")
 """Each is `run_VERB` in a module of its name, imported when it is called: torch takes seconds."""
 
 HELP = """usage: holdfast VERB ...
@@ -27,6 +27,7 @@ HELP = """usage: holdfast VERB ...
   export RUN --to onnx|torch     export a policy as a single-step model
   runs [FOLDER]                  list the runs of a folder: steps, return, finished or not
   sweep [RECIPE] --space ...     search the values of keys with Optuna, in parallel processes
+  report runs/NAME ...           write one page about a run: did it learn, is its memory right, is it used
   bench memory                   time memory cells against torch's dense call, and check their results
 
   --version                      print the version

@@ -27,6 +27,8 @@ from holdfast.trust import trusting
 from holdfast.worlds import WorldSpec
 
 ALL = "all"
+BOTH = "both"
+ACTIONS = ("greedy", "sampled", BOTH)
 EPISODES, SEEDS = 2000, 5
 WIDTH = 120
 """Columns of a table that is not printed to a terminal."""
@@ -36,7 +38,7 @@ def run_eval(args: Sequence[str]) -> int:
     """Evaluate, and print the returns."""
     options = _parser().parse_intermixed_args(args)
     folder, overrides = _split_overrides(options.args)
-    names, settings = options.memory or ["intact"], _eval_settings(options)
+    names, settings, ways = options.memory or ["intact"], _eval_settings(options), _ways(options)
     modes: list[MemoryMode] = [mode for mode in MEMORY_MODES if mode in names or ALL in names]
     device = select_device(Config(device=options.device))
     # Output of policies and worlds goes to stderr: stdout is JSON only.
@@ -50,13 +52,17 @@ def run_eval(args: Sequence[str]) -> int:
         opponent = None if options.against is None else _load_opponent(options.against, config, spec, device)
         console = Console(stderr=True, emoji=False)
         with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-            task = progress.add_task("evaluating", total=len(modes) * settings.seeds)
+            task = progress.add_task("evaluating", total=len(ways) * len(modes) * settings.seeds)
             on_part = partial(progress.advance, task)
             settings = replace(settings, max_steps=options.max_steps or config.trainer.eval_max_steps)
             log = partial(console.print, markup=False, highlight=False, soft_wrap=True)
-            results = evaluate_held_out(
-                config, policy, device, settings, modes, opponent=opponent, on_part=on_part, log=log
-            )
+            hooks = {"opponent": opponent, "on_part": on_part, "log": log}
+            results = {
+                way: evaluate_held_out(
+                    config, policy, device, replace(settings, greedy=way == "greedy"), modes, **hooks
+                )
+                for way in ways
+            }
     run = {
         "run": str(Path(folder)),
         "policy": "fast" if config.policy.name == "auto" else config.policy.name,
@@ -65,10 +71,13 @@ def run_eval(args: Sequence[str]) -> int:
         "steps_trained": saved.global_step,
         "checkpoint": str(saved.path),
         "seeds": settings.seeds,
-        "greedy": settings.greedy,
     }
     if options.json:
-        output = [_as_json(result, run, options.against) for result in results]
+        output = [
+            _as_json(result, {**run, "greedy": way == "greedy"}, options.against)
+            for way, of_modes in results.items()
+            for result in of_modes
+        ]
         print(json.dumps(output if len(output) > 1 else output[0], indent=2))
     else:
         _print_tables(results, run, spec, options.against)
@@ -104,7 +113,13 @@ def _parser() -> Parser:
         "shuffled: permuted between agents at every step; or all. May be repeated (intact)",
     )
     add("--agents", type=count, metavar="N", help="number of parallel agents (up to 250)")
-    add("--sampled", action="store_true", help="sample actions instead of taking the most likely")
+    add(
+        "--actions",
+        type=one_of(ACTIONS),
+        metavar="HOW",
+        help="greedy: the most likely actions; sampled: as in training; or both (greedy)",
+    )
+    add("--sampled", action="store_true", help="same as --actions sampled")
     add(
         "--against",
         metavar="runs/OTHER",
@@ -113,7 +128,11 @@ def _parser() -> Parser:
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="device (auto)")
     add("--max-steps", type=count, metavar="N", help="steps after which an episode is cut (trainer.eval_max_steps)")
     add_trust_code(parser)
-    add("--json", action="store_true", help="print JSON: one object, or a list for several memory modes")
+    add(
+        "--json",
+        action="store_true",
+        help="print JSON: one object, or a list of several",
+    )
     return parser
 
 
@@ -127,8 +146,15 @@ def _eval_settings(options: argparse.Namespace) -> EvalSettings:
         episodes=episodes,
         seeds=options.seeds or min(SEEDS, episodes),
         agents=options.agents,
-        greedy=not options.sampled,
     )
+
+
+def _ways(options: argparse.Namespace) -> tuple[str, ...]:
+    """Return how actions are chosen: greedy, sampled or both."""
+    name = options.actions or ("sampled" if options.sampled else "greedy")
+    if options.sampled and name != "sampled":
+        raise ConfigError(f"--sampled contradicts --actions {name}; keep one.")
+    return ACTIONS[:2] if name == BOTH else (name,)
 
 
 def _split_overrides(args: Sequence[str]) -> tuple[str, dict[str, str]]:
@@ -161,21 +187,23 @@ def _as_json(result: EvalResult, run: dict[str, Any], against: str | None) -> di
     return output
 
 
-def _print_tables(results: Sequence[EvalResult], run: dict[str, Any], spec: WorldSpec, against: str | None) -> None:
+def _print_tables(
+    results: dict[str, list[EvalResult]], run: dict[str, Any], spec: WorldSpec, against: str | None
+) -> None:
     out = Console(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else WIDTH)
     steps = "an unknown number of" if run["steps_trained"] is None else f"{run['steps_trained']:,}"
     world = " ".join([run["world"], *(f"{key}={value}" for key, value in run["world_changed"].items())])
-    episodes = results[0].episodes + (results[0].opponent.episodes if results[0].opponent else 0)
-    how = "greedy" if run["greedy"] else "sampled"
     versus = "" if against is None else f" · against {against}"
     out.print(f"{run['run']} · {run['policy']} after {steps} steps · {world}{versus}", soft_wrap=True)
-    out.print(f"{episodes:,} {how} episodes from {run['seeds']} seeds", soft_wrap=True)
-    if against is None:
-        out.print(score_table("memory", [(result.memory, result) for result in results]))
-    for result in results:
-        if result.opponent is not None and result.margin is not None:
-            rows = [(f"this policy, memory {result.memory}", result), ("the opponent", result.opponent)]
-            out.print(score_table("policy", rows))
-            out.print(margin_line(result.margin))
+    for way, of_modes in results.items():
+        episodes = of_modes[0].episodes + (of_modes[0].opponent.episodes if of_modes[0].opponent else 0)
+        out.print(f"{episodes:,} {way} episodes from {run['seeds']} seeds", soft_wrap=True)
+        if against is None:
+            out.print(score_table("memory", [(result.memory, result) for result in of_modes]))
+        for result in of_modes:
+            if result.opponent is not None and result.margin is not None:
+                rows = [(f"this policy, memory {result.memory}", result), ("the opponent", result.opponent)]
+                out.print(score_table("policy", rows))
+                out.print(margin_line(result.margin))
     if best_returns_line(spec):
         out.print(best_returns_line(spec))

@@ -65,9 +65,13 @@ def _print_result(run: "RunResult") -> None:
         for name, intact in run.summary.items():
             if name.startswith("eval/return_mean") and "cleared" not in name:
                 cleared = run.summary[name.replace("return_mean", "return_mean_memory_cleared")]
+                sampled = run.summary[name.replace("return_mean", "sampled_return_mean")]
                 _, at, world = name.partition("@")
                 prefix = f"{world}: " if at else ""
-                out.print(f"{prefix}greedy return {intact:.3f} · with memory cleared every step {cleared:.3f}")
+                out.print(
+                    f"{prefix}greedy return {intact:.3f} · sampled return {sampled:.3f} · "
+                    f"greedy with memory cleared every step {cleared:.3f}"
+                )
         if best_returns_line(run.spec):
             out.print(best_returns_line(run.spec))
     else:
@@ -75,3 +79,5 @@ def _print_result(run: "RunResult") -> None:
     if run.checkpoint is not None:
         out.print(f"weights {run.checkpoint}/model.safetensors")
     out.print(f"results {run.folder}")
+    if run.report is not None:
+        out.print(f"report {run.report}")

@@ -110,6 +110,7 @@ class Config(ConfigBase):
     trace: OptionalInt = Field(
         default=None, ge=0, description="log what happens to this agent's memory, step by step (none: off)"
     )
+    report: Literal["on", "off"] = Field(default="on", description="on or off: write runs/NAME/report.html at the end")
     world: AnyWorldConfig = RecallConfig()
     policy: PolicyConfig = PolicyConfig()
     memory: MemoryConfig = MemoryConfig()

@@ -1,4 +1,4 @@
-"""Periodic and final evaluation of a run, on held-out seeds, with memory intact and cleared."""
+"""Periodic and final evaluation of a run, on held-out seeds: memory intact and cleared; at the end sampled too."""
 
 import torch
 
@@ -8,6 +8,7 @@ from holdfast.config.worlds import WorldConfig
 from holdfast.errors import ConfigError
 from holdfast.evaluation.evaluate import Log, MemoryMode, evaluate
 from holdfast.evaluation.held_out import (
+    AGENTS,
     FINAL,
     PERIODIC,
     held_out_seed,
@@ -21,12 +22,15 @@ from holdfast.rng import isolated_rng
 from holdfast.worlds.env_source import source_of
 
 EVALUATIONS: dict[str, MemoryMode] = {"eval/return_mean": "intact", "eval/return_mean_memory_cleared": "cleared"}
+SAMPLED = "eval/sampled_return_mean"
+SAMPLED_SHARE = 4
+"""Sampled actions are evaluated in one of so many episodes: that costs little beside the greedy evaluation."""
 
 
 def final_evaluation(
     config: Config, policy: LSTMWrapper, device: torch.device, number: int = FINAL, *, log: Log | None = None
 ) -> dict[str, int | float]:
-    """Evaluate greedily on held-out seeds, with memory intact and cleared.
+    """Evaluate on held-out seeds: greedily, with memory intact and cleared, and at the end with sampled actions.
 
     Covers each world of a mixture and `trainer.eval_worlds` too. `log` gets progress and episodes that did not end.
     """
@@ -39,7 +43,17 @@ def final_evaluation(
             for name, memory in EVALUATIONS.items():
                 result = evaluate(policy, world, episodes=episodes, memory=memory, max_steps=max_steps, log=log)
                 scores[f"{name}@{label}" if label else name] = result.return_mean
+            if number == FINAL:
+                result = evaluate(
+                    policy, world, episodes=sampled_episodes(episodes), greedy=False, max_steps=max_steps, log=log
+                )
+                scores[f"{SAMPLED}@{label}" if label else SAMPLED] = result.return_mean
     return scores
+
+
+def sampled_episodes(episodes: int) -> int:
+    """Number of episodes with sampled actions beside so many greedy ones: a quarter, and one of each agent."""
+    return max(episodes // SAMPLED_SHARE, min(episodes, AGENTS))
 
 
 def periodic_evaluation(

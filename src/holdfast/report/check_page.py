@@ -229,7 +229,7 @@ def reach_picture(reach: Reach, agent: int | None = None) -> Figure:
     agent = agent_with_most_leaks(reach) if agent is None else agent
     figure = Figure(figsize=(12, 4.9), dpi=100, layout="constrained", facecolor="white")
     axes = figure.subplots(1, len(PANELS), sharex=True, sharey=True)
-    norm = _scale([getattr(reach, panel)[:, agent] for panel in PANELS])
+    norm = size_scale([getattr(reach, panel)[:, agent] for panel in PANELS])
     for ax, panel in zip(axes, PANELS, strict=True):
         _draw(ax, reach, agent, panel, norm)
     axes[0].set_ylabel("observation changed at step …")
@@ -261,9 +261,9 @@ def _draw(ax: Axes, reach: Reach, agent: int, panel: str, norm: LogNorm) -> None
     for edge in range(reach.horizon, steps, reach.horizon):
         for line in (ax.axvline, ax.axhline):
             line(edge - 0.5, color=EDGE, linestyle=(0, (2, 2)), linewidth=0.8, zorder=2)
-    ax.add_collection(_outline(allowed, ALLOWED, 1.1), autolim=False)
-    ax.add_collection(_outline(lost, MISSING, 1.8), autolim=False)
-    ax.add_collection(_outline(leaked, WRONG, 1.8), autolim=False)
+    ax.add_collection(outline(allowed, ALLOWED, 1.1), autolim=False)
+    ax.add_collection(outline(lost, MISSING, 1.8), autolim=False)
+    ax.add_collection(outline(leaked, WRONG, 1.8), autolim=False)
     starts = reach.clears[agent].nonzero().flatten().numpy()
     ax.plot(starts, np.full(len(starts), -1.3), "v", color=ALLOWED, markersize=5, clip_on=False, zorder=4)
     ax.set(xlim=(-0.5, steps - 0.5), ylim=(steps - 0.5, -0.5), xlabel="… changes outputs at step")
@@ -283,7 +283,7 @@ def _panel_result(leaked: int, lost: int, empty: bool) -> tuple[str, str]:
     return f"✗ {', '.join(counts)}", WRONG if leaked else MISSING
 
 
-def _scale(panels: list[Float[Tensor, "N N"]]) -> LogNorm:
+def size_scale(panels: list[Float[Tensor, "N N"]]) -> LogNorm:
     """Scale colours from the smallest positive number to the largest."""
     sizes = torch.cat([panel.double().flatten() for panel in panels])
     sizes = sizes[sizes.isfinite() & (sizes > 0)]
@@ -306,7 +306,7 @@ def _colours(change: np.ndarray, leaked: np.ndarray, norm: LogNorm) -> np.ndarra
     return colours
 
 
-def _outline(cells: np.ndarray, colour: str, width: float) -> LineCollection:
+def outline(cells: np.ndarray, colour: str, width: float) -> LineCollection:
     """Draw the border of a set of cells."""
     lines, padded = [], np.pad(cells, 1)
     for row, column in np.argwhere(cells):

@@ -125,6 +125,9 @@ METRICS: dict[str, Metric] = {
     "machine/gpu_peak_bytes": Metric("bytes", "peak GPU memory allocated by tensors", kind="machine"),
     "eval/return_mean": Metric("reward", "mean return of a periodic or final evaluation, greedy actions"),
     "eval/return_mean_memory_cleared": Metric("reward", "the same with memory cleared before every step"),
+    "eval/sampled_return_mean": Metric(
+        "reward", "mean return of the final evaluation with sampled actions, of a quarter of the episodes, 250 or more"
+    ),
 }
 CUSTOM = "custom/"
 """Prefix of the numbers of callbacks."""

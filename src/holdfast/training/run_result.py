@@ -13,6 +13,7 @@ from holdfast.worlds import WorldSpec
 SHOWN = {
     "charts/episodic_return": "training return",
     "eval/return_mean": "greedy return",
+    "eval/sampled_return_mean": "sampled return",
     "eval/return_mean_memory_cleared": "with memory cleared every step",
 }
 
@@ -31,6 +32,8 @@ class RunResult:
     """Metrics of the last iteration and of the final evaluation."""
     finished: bool
     """False if the run was stopped, by a signal or a callback."""
+    report: Path | None = None
+    """The page about this run; None: `report=off`, or it could not be written."""
 
     @cached_property
     def metrics(self) -> dict[str, np.ndarray]:

@@ -32,6 +32,7 @@ from holdfast.errors import ConfigError, recording_errors
 from holdfast.evaluation.periodic_and_final import check_eval_worlds, final_evaluation, periodic_evaluation
 from holdfast.learn import Teacher
 from holdfast.monitor import AgentTrace
+from holdfast.monitor.timeline import TimelineRecorder
 from holdfast.policies import LSTMWrapper, PolicyLike
 from holdfast.recipes import find_recipe
 from holdfast.report.alarms import LearningAlarms
@@ -41,6 +42,7 @@ from holdfast.report.text import config_difference, title_of
 from holdfast.report.trackers import Trackers, open_trackers, require_trackers
 from holdfast.rollout.nan_checks import require_finite_weights
 from holdfast.training.callbacks import Callback, TrainingIteration, call, require_callbacks
+from holdfast.training.final_report import make_timeline, write_final_report
 from holdfast.training.resume import ResumePoint, find_resume_point, locked_run
 from holdfast.training.run_config import config_of_new_run
 from holdfast.training.run_result import RunResult
@@ -85,6 +87,8 @@ class Run:
     checkpoints: CheckpointManager
     stop: StopRequest
     callbacks: Sequence[Callback] = ()
+    timeline: TimelineRecorder | None = None
+    """Records the last rollouts for the report; None: it is off."""
 
 
 @dataclass(frozen=True)
@@ -184,6 +188,8 @@ def _train_loop(run: Run) -> RunResult:
             while trainer.iteration < trainer.iterations and not stop.requested:
                 segments = trainer.collect()
                 checks = trainer.check_replay(segments)
+                if run.timeline is not None:
+                    run.timeline.record(segments, trainer.iteration)
                 metrics = trainer.update(segments) | checks
                 metrics |= _evaluate_if_due(run)
                 iteration = TrainingIteration(trainer, metrics, policy=run.policy, folder=run.folder.path, stop=stop)
@@ -214,7 +220,12 @@ def _train_loop(run: Run) -> RunResult:
         run.notices.print_advice(scores)
         run.logger.log({key: metrics[key] for key in ("iteration", "global_step")} | scores)
     finished = scores is not None
-    return RunResult(run.folder.path, checkpoints.latest, run.policy, run.spec, metrics | (scores or {}), finished)
+    report = None
+    if checkpoints.latest is not None:
+        with stop.interruptible(signals=1):
+            report = write_final_report(config, run.policy, run.spec, run.folder.path, run.timeline, run.console.print)
+    summary = metrics | (scores or {})
+    return RunResult(run.folder.path, checkpoints.latest, run.policy, run.spec, summary, finished, report)
 
 
 def _setup(stack: ExitStack, setup: Setup, callbacks: Sequence[Callback]) -> Run:
@@ -273,6 +284,7 @@ def _setup(stack: ExitStack, setup: Setup, callbacks: Sequence[Callback]) -> Run
         logger=_make_logger(stack, config, folder, console, trainer, resume_point),
         stop=stack.enter_context(stop_on_signals(console.print)),
         callbacks=callbacks,
+        timeline=make_timeline(config, policy),
     )
 
 
@@ -352,7 +364,7 @@ def _final_evaluation(run: Run) -> Metrics:
         run.console.print("no episode ended during training, so there is no evaluation; try holdfast eval.")
         return {}
     episodes = run.config.trainer.eval_episodes
-    run.console.print(f"evaluating {episodes:,} episodes, with memory intact and cleared")
+    run.console.print(f"evaluating {episodes:,} episodes, with memory intact and cleared; some with sampled actions")
     return final_evaluation(run.config, run.policy, run.device, log=run.console.print)
 
 

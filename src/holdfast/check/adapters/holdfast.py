@@ -23,6 +23,7 @@ from holdfast.evaluation.evaluate import evaluate
 from holdfast.learn import replay
 from holdfast.memory import MultiCell
 from holdfast.policies import LSTMWrapper, make_policy
+from holdfast.policies.recurrent_policy import PolicyBatch
 from holdfast.rollout import Collector, Segments, bootstrap_value
 from holdfast.rollout.segments import policy_td
 from holdfast.types import Float, Shaped, Tensor
@@ -118,7 +119,7 @@ class HoldfastPolicy(PolicyAdapter):
     rollout_has_grad = True
     module: LSTMWrapper
     collector: type[Collector] = Collector
-    replay_fn: Callable[[LSTMWrapper, Segments], TensorDictBase] = staticmethod(replay)
+    replay_fn: Callable[[LSTMWrapper, Segments], PolicyBatch] = staticmethod(replay)
     evaluate_fn: Callable[..., object] = staticmethod(evaluate)
 
     def __init__(self, policy: LSTMWrapper, spec: WorldSpec) -> None:
@@ -154,11 +155,11 @@ class HoldfastPolicy(PolicyAdapter):
         draws = torch.zeros(batch.action.shape, device=batch.first.device)
         return policy_td({key: leaf.clone() for key, leaf in td.items()}, start=start, draws=draws)
 
-    def outputs(self, td: TensorDictBase) -> Float[Tensor, "*batch K"]:
+    def outputs(self, td: PolicyBatch) -> Float[Tensor, "*batch K"]:
         """Concatenate the value and the action parameters."""
         return flat(self._select(td), td["values"].dim())
 
-    def _select(self, td: TensorDictBase) -> Outputs:
+    def _select(self, td: PolicyBatch) -> Outputs:
         key = self.module.actions.key
         return {"values": td["values"], key: td[key]}
 
@@ -199,7 +200,7 @@ class HoldfastPolicy(PolicyAdapter):
         """Record the outputs of every call that is not a replay."""
         outputs: list[Tensor] = []
 
-        def append(module: nn.Module, arguments: tuple[Any, ...], td: TensorDictBase) -> None:
+        def append(module: nn.Module, arguments: tuple[Any, ...], td: PolicyBatch) -> None:
             if not self.module.store.is_replaying:
                 outputs.append(self.outputs(td).clone())
 

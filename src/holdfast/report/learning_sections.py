@@ -1,0 +1,164 @@
+"""Sections of a report about the run: what it was, what it learned, where its time went, how to go on."""
+
+from collections.abc import Mapping
+from html import escape
+from typing import Any
+
+from holdfast.checkpoint.run_dir import PACKAGES
+from holdfast.config.sizes import format_bytes
+from holdfast.report import plots
+from holdfast.report.recipe_difference import recipe_difference
+from holdfast.report.run_data import RunData
+from holdfast.report.section import Column, Report, Section, command, html_table, make_figure, number_text
+from holdfast.report.text import clock
+from holdfast.report.theme import plain
+
+
+def what_was_run(report: Report) -> Section:
+    """Difference from the recipe, versions, command."""
+    run = report.run
+    recipe, rows = recipe_difference(run)
+    if recipe is None:
+        sentence = "The config of this run cannot be compared with a recipe"
+    elif rows:
+        sentence = f"The recipe {recipe}, with {len(rows)} key{'s' * (len(rows) > 1)} changed"
+    else:
+        sentence = f"The recipe {recipe}, with no key changed"
+    seeds = {str(each.value("seed")) for each in report.runs}
+    several = f" · {len(report.runs)} runs, {len(seeds)} seed{'s' * (len(seeds) > 1)}" if len(report.runs) > 1 else ""
+    table = html_table(("key", "recipe", "this run"), [[escape(plain(cell, 200)) for cell in row] for row in rows])
+    versions = [
+        line for line in run.command.splitlines() if line.partition(":")[0] in ("holdfast", "python", *PACKAGES)
+    ]
+    body = table if rows else ""
+    if len(report.runs) > 1:
+        names = ("run", "policy", "world", "steps", "time", "seed")
+        body += html_table(names, [_run_row(each) for each in report.runs])
+    body += f"<p class='soft'>{escape(plain(' · '.join(versions[-12:]), 300))}</p>" if versions else ""
+    problems = [f"{plain(each.name)}: {plain(problem, 300)}" for each in report.runs for problem in each.problems]
+    if problems:
+        body += f"<ul class='notes'>{''.join(f'<li>{escape(problem)}</li>' for problem in problems)}</ul>"
+    return Section("run", "What was run", escape(f"{sentence}{several}."), body=body)
+
+
+def _run_row(run: RunData) -> list[str]:
+    seconds = run.last("seconds")
+    cells = [plain(run.name), plain(run.text("policy", "name")), plain(run.text("world", "name"))]
+    cells += [number_text(run.last("global_step"), 12), clock(seconds or 0) if (seconds or 0) < 1e9 else "-"]
+    return [escape(cell) for cell in [*cells, plain(str(run.value("seed")), 20)]]
+
+
+def did_it_learn(report: Report) -> Section:
+    """Return over steps and over time; evaluations."""
+    name, title = "learned", "Did it learn?"
+    curves = plots.grouped_curves(report.runs, "charts/episodic_return", "global_step")
+    if not curves:
+        text = "No episode ended in training, so there is no return; longer episodes need a larger trainer.batch_size."
+        return Section(name, title, escape(text))
+    figures = []
+    for x, (metric, axis) in plots.X_AXES.items():
+        data = dict[str, Column]()
+        for label, (grid, middle, low, high) in plots.grouped_curves(
+            report.runs, "charts/episodic_return", metric
+        ).items():
+            prefix = f"{plain(label)} " if len(curves) > 1 else ""
+            data |= {f"{prefix}{axis}": grid, f"{prefix}return": middle}
+            data |= {f"{prefix}low": low, f"{prefix}high": high} if (high > low).any() else {}
+        band = "Interquartile mean over runs; the band is its 95 % interval. " if len(report.runs) > 1 else ""
+        caption = f"{band}Mean return of the episodes that ended, over {axis}."
+        figure = plots.learning_curve(report.runs, x)
+        figures.append(make_figure(f"return_over_{x}", figure, caption, data, f"Return over {axis}"))
+    return Section(name, title, escape(_learned(report, curves)), figures, _evaluations(report))
+
+
+def _learned(report: Report, curves: Mapping[str, Any]) -> str:
+    """Say in words how the return changed, and how the policy plays now."""
+    label, (_, middle, _, _) = next(iter(curves.items()))
+    part = max(1, len(middle) // 20)
+    first, last = float(middle[:part].mean()), float(middle[-part:].mean())
+    size = max(abs(first), abs(last))
+    verb = "rose" if last - first > 0.05 * size else "fell" if first - last > 0.05 * size else "did not change"
+    values = (
+        f"from {number_text(first)} to {number_text(last)}"
+        if verb != "did not change"
+        else f"from {number_text(first)}"
+    )
+    start = f"The return {verb} {values}" if len(curves) == 1 else f"The return of {plain(label)} {verb} {values}"
+    if len(report.runs) > 1:
+        return f"{start}."
+    words = [f"{number_text(value)} {word}" for word, value in _scores(report.run).items() if value is not None]
+    best = report.measured[0].best
+    best_text = f"; the best possible is {number_text(best)}" if best is not None and words else ""
+    return f"{start}. Evaluation: {', '.join(words)}{best_text}." if words else f"{start}."
+
+
+def _scores(run: RunData) -> dict[str, float | None]:
+    return {"greedy": run.last("eval/return_mean"), "sampled": run.last("eval/sampled_return_mean")}
+
+
+def _evaluations(report: Report) -> str:
+    """Return the table of evaluations: per run and world, greedy, sampled, memory cleared."""
+    rows = []
+    for run in report.runs:
+        labels = [name.partition("@")[2] for name in run.metrics if name.partition("@")[0] == "eval/return_mean"]
+        for label in labels:
+            at = f"@{label}" if label else ""
+            names = ("eval/return_mean", "eval/sampled_return_mean", "eval/return_mean_memory_cleared")
+            numbers = [number_text(run.last(f"{name}{at}"), 4) for name in names]
+            rows.append([escape(plain(run.name)), escape(plain(label or run.text("world", "name"))), *numbers])
+    if not rows:
+        return f"<p class='soft'>There is no evaluation; {command('eval', report.run)} measures one.</p>"
+    return html_table(("run", "world", "greedy", "sampled", "greedy, memory cleared"), rows)
+
+
+def where_time_goes(report: Report) -> Section:
+    """Parts of the time of training; bytes."""
+    name, title, run = "time", "Where does the time go?", report.run
+    seconds = plots.phase_seconds(run)
+    if not sum(seconds.values()) > 0:
+        return Section(name, title, "Not measured: metrics.jsonl has no times.")
+    longest = max(seconds, key=lambda phase: seconds[phase])
+    share = 100 * seconds[longest] / sum(seconds.values())
+    words = {"world": "the world", "forward": "forward passes of the rollout", "copy": "copies", "update": "the update"}
+    speed = run.last("charts/SPS")
+    lead = f"{share:.0f} % of the time goes into {words.get(longest, 'checks, monitors and files')}"
+    lead += f"; {speed:,.0f} agent steps a second at the end." if speed is not None else "."
+    data: dict[str, Column] = {"run": [plain(each.name) for each in report.runs]}
+    data |= {phase: [plots.phase_seconds(each)[phase] for each in report.runs] for phase in seconds}
+    figure = make_figure(
+        "time_split", plots.time_split(report.runs), "Parts of all iterations.", data, "Parts of the time"
+    )
+    sizes = {
+        "rollout buffer": run.last("memory/buffer_bytes"),
+        "states of all agents": run.last("memory/state_bytes"),
+        "saved for the backward pass": run.last("memory/graph_bytes"),
+    }
+    rows = [[escape(what), escape(format_bytes(int(size)))] for what, size in sizes.items() if size is not None]
+    return Section(name, title, escape(lead), [figure], html_table(("memory", "size"), rows) if rows else "")
+
+
+def watch_it(report: Report) -> Section:
+    """The newest replay of the run."""
+    replays = report.run.folder / "replays"
+    newest = max(replays.glob("*"), key=lambda file: file.stat().st_mtime, default=None) if replays.is_dir() else None
+    if newest is None:
+        lead = "No episode was recorded."
+        return Section("watch", "Watch it", lead, body=f"<p>{command('play', report.run)} records one.</p>")
+    return Section("watch", "Watch it", f"Recorded: {escape(plain(newest.name))}.")
+
+
+def how_to_reproduce(report: Report) -> Section:
+    """The command, and how to go on."""
+    run = report.run
+    text = "\n".join(plain(line, 2000) for line in run.command.splitlines()[:60])
+    typed = f"<pre>{escape(text)}</pre>" if text else "<p class='soft'>command.txt is missing.</p>"
+    more = "".join(
+        f"<li>{what}: {command(verb, run, *options)}</li>"
+        for what, verb, *options in (
+            ("measure all nine laws", "check"),
+            ("evaluate with confidence intervals", "eval", "--memory", "all", "--actions", "both"),
+            ("write this page again", "report"),
+        )
+    )
+    lead = "The same command with the same versions gives the same numbers, bit for bit, on the same machine."
+    return Section("reproduce", "How to reproduce it", lead, body=f"{typed}<ul class='notes'>{more}</ul>")

@@ -1,0 +1,230 @@
+"""Sections of a report about memory: is it right, used and fresh, how far gradients reach, one agent's state."""
+
+import json
+from collections.abc import Mapping
+from html import escape
+
+import numpy as np
+
+from holdfast.check.results import Reach
+from holdfast.monitor.gradients import EDGE, advice
+from holdfast.report import plots, state_plots
+from holdfast.report.check_page import leaks
+from holdfast.report.memory_faults import audit, memory_faults
+from holdfast.report.policy_measurements import EPISODES
+from holdfast.report.run_data import RunData
+from holdfast.report.section import Column, Figure, Report, Section, command, html_table, make_figure, mark, number_text
+from holdfast.report.theme import plain
+
+USED = 0.1
+"""Memory counts as used if clearing it costs this fraction of the return."""
+CAPTIONS = {
+    "rollout": "By value, while it acts: memory crosses segment edges (dashed), never an episode start (red line).",
+    "replay": "By value, in the update: it may cross segment edges (dashed), never an episode start (red line).",
+    "gradient": "By gradient: it crosses neither segment edges nor episode starts.",
+}
+
+
+def is_memory_right(report: Report) -> Section:
+    """Reach by value and by gradient, replay error, audit of resets."""
+    run, measured = report.runs[report.shown], report.measured[report.shown]
+    figures, body = list[Figure](), ""
+    if measured.reach is not None:
+        agent = state_plots.agent_to_show(measured.reach)
+        for panel in _panels(measured.reach):
+            change = getattr(measured.reach, panel)[:, agent].double().numpy()
+            outputs, observations = np.meshgrid(np.arange(change.shape[1]), np.arange(change.shape[0]))
+            data = {"observation": observations.ravel(), "output": outputs.ravel(), "change": change.ravel()}
+            figure, alt = state_plots.reach(measured.reach, panel, agent), f"Reach {state_plots.TITLES[panel]}"
+            figures.append(make_figure(f"reach_{panel}", figure, CAPTIONS[panel], data, alt))
+        body += (
+            "<p class='soft'>Reach is measured on the trained policy, in float64, with scripted observations: one is "
+            "changed, and blue cells are the outputs that change, the deeper the more. Empty cells are exactly 0, grey "
+            f"ones steps without an agent, red ones not allowed. {command('check', run)} measures all nine laws.</p>"
+        )
+    else:
+        reason = escape(plain(measured.notes.get("reach", "The reach was not measured."), 400))
+        body += f"<p>{reason} {command('check', run, '--html')} measures it.</p>"
+    figures += _replay_figure(run)
+    if not len(run.curve("memory/replay_error")[0]):
+        body += "<p class='soft'>Replay error: not measured, metrics.jsonl has no memory/replay_error.</p>"
+    rows = _audit_rows(report)
+    body += html_table(("", "measured", "must be", "metric"), rows) if rows else ""
+    return Section("right", "Is memory right?", escape(_right(report)), figures, body, "square")
+
+
+def _panels(reach: Reach) -> list[str]:
+    """Return the panels to draw: by value and by gradient; both ways of acting only if one leaks."""
+    by_value = [panel for panel in ("rollout", "replay") if bool(leaks(reach, panel).any())]
+    return [*(by_value or ["rollout"]), "gradient"]
+
+
+def _right(report: Report) -> str:
+    if report.faults:
+        return f"Memory is not right. {report.faults[0]}."
+    rows = [row for run in report.runs for row in audit(run)]
+    if not rows and all(each.reach is None for each in report.measured):
+        return "Not known: nothing about the memory was measured."
+    parts = []
+    if any(each.reach is not None for each in report.measured):
+        parts.append("nothing crosses an episode start, and no gradient crosses a segment edge")
+    parts += [row.words for row in audit(report.run) if row.words]
+    return f"Memory is right as far as it was measured: {'; '.join(parts)}."
+
+
+def _audit_rows(report: Report) -> list[list[str]]:
+    several = len(report.runs) > 1
+    rows = []
+    for run, measured in zip(report.runs, report.measured, strict=True):
+        prefix = f"{plain(run.name)}: " if several else ""
+        for row in audit(run):
+            rows.append([f"{mark(row.ok)} {escape(prefix + row.what)}", escape(row.measured), escape(row.bound)])
+            rows[-1].append(escape(row.where))
+        if several:
+            # The reach of the others is not drawn.
+            ok = None if measured.reach is None else not [f for f in memory_faults(run, measured) if f.of_reach]
+            text = {None: "not measured", True: "no leak", False: "leaks"}[ok]
+            rows.append([f"{mark(ok)} {escape(prefix)}reach", text, "no leak", "this report"])
+    return rows
+
+
+def _replay_figure(run: RunData) -> list[Figure]:
+    steps, errors = run.curve("memory/replay_error")
+    if not len(steps):
+        return []
+    data = {"agent steps": steps, "ratio error": errors}
+    value_steps, values = run.curve("memory/replay_value_error")
+    data |= {"value error": values} if len(value_steps) == len(steps) else {}
+    caption = (
+        "Difference between what the update computes before any weight changed and what the rollout computed: PPO's "
+        "first ratio is 1."
+    )
+    return [make_figure("replay_error", plots.replay_error(run), caption, data, "Replay error over training")]
+
+
+def is_memory_used(report: Report) -> Section:
+    """Returns with memory intact, cleared, frozen and shuffled; returns by delay."""
+    name, title = "used", "Is memory used?"
+    measured, run = report.measured[0], report.run
+    if not measured.has_memory:
+        return Section(name, title, "The policy has no memory.")
+    returns = measured.returns or {
+        mode: value
+        for mode, metric in (("intact", "eval/return_mean"), ("cleared", "eval/return_mean_memory_cleared"))
+        if (value := run.last(metric)) is not None
+    }
+    figures, body = [], ""
+    if returns:
+        figure = plots.memory_use(returns, measured.best)
+        caption = (
+            "Cleared: the state is zeroed before every step. Frozen: it stays as after an episode's first step. "
+            "Shuffled: agents get each other's. "
+            + (f"The last two are of {EPISODES} episodes each." if "frozen" in returns else "")
+        )
+        data = {"memory": list(returns), "return": list(returns.values())}
+        figures.append(make_figure("memory_use", figure, caption, data, "Return by what is done to the memory"))
+    if measured.delays:
+        figure = plots.success_by_delay(
+            measured.delays, run.number("trainer", "bptt_horizon"), measured.best_without_memory
+        )
+        delays, values = zip(*measured.delays, strict=True)
+        trained = json.dumps(run.value("world", "delay"))
+        caption = (
+            f"Trained with a delay of {plain(trained, 30)}; {EPISODES} episodes each. Beyond the BPTT horizon no "
+            "gradient reaches the cue; values still do."
+        )
+        data = {"delay": delays, "return": values}
+        figures.append(make_figure("return_by_delay", figure, caption, data, "Return by delay"))
+    for key, text in (("returns", "Frozen and shuffled memory"), ("delays", "Return by delay")):
+        note = measured.notes.get(key)
+        if note is not None and "no delay" not in note:
+            body += f"<p class='soft'>{escape(text)}: {escape(plain(note, 400))}</p>"
+    lead = _used(returns)
+    if not returns:
+        body += f"<p>{command('eval', run, '--memory', 'all')} measures it.</p>"
+    return Section(name, title, escape(lead), figures, body)
+
+
+def _used(returns: Mapping[str, float]) -> str:
+    intact, cleared = returns.get("intact"), returns.get("cleared")
+    if intact is None or cleared is None:
+        return "Not known: there is no evaluation with memory intact and cleared."
+    numbers = f"{number_text(intact)} intact, {number_text(cleared)} cleared"
+    if intact - cleared > USED * max(abs(intact), abs(cleared)):
+        return f"Memory is used: {numbers}."
+    return (
+        f"Clearing the memory costs little: {numbers}. The policy does not need it here, or has not learned to use it."
+    )
+
+
+def is_memory_fresh(report: Report) -> Section:
+    """Drift of stored states from those of the current weights."""
+    name, title, run = "fresh", "Is memory fresh?", report.run
+    steps, values = run.curve("memory/drift")
+    if not len(steps):
+        text = "Not measured: metrics.jsonl has no memory/drift, which every training of a policy with memory writes."
+        return Section(name, title, escape(text))
+    last, kl, update = float(values[-1]), run.last("memory/stale_kl"), run.last("losses/approx_kl")
+    lead = f"After the last update, stored states are {100 * last:.0f} % away from those of the new weights"
+    if kl is not None and update is not None and update > 0:
+        small = kl < 0.5 * update
+        effect = "which changes the policy less than the update itself" if small else "which changes the policy visibly"
+        lead += f", {effect}: KL {number_text(kl)} against {number_text(update)}"
+    hint = "" if last < 0.2 else " trainer.stale=recompute computes them again."
+    data = {"agent steps": steps, "drift": values, "stale KL": run.curve("memory/stale_kl")[1]}
+    caption = (
+        "Does a state from before an update still mean the same? Drift is the relative distance of stored entry "
+        "states from those that the current weights compute for the same steps."
+    )
+    figure = make_figure("drift", plots.drift(run), caption, data, "Drift of stored states over training")
+    return Section(name, title, escape(f"{lead}.{hint}"), [figure])
+
+
+def gradient_reach(report: Report) -> Section:
+    """How many steps back gradients reach."""
+    name, title, run = "gradients", "How far do gradients reach?", report.run
+    reach, horizon = run.last("memory/gradient_reach"), run.number("trainer", "bptt_horizon")
+    ages = sorted(int(each.partition("@")[2]) for each in run.metrics if plots.is_within(each))
+    if reach is None or horizon is None or not ages:
+        text = "Not measured; trainer.monitor=every:10 measures it in every tenth iteration."
+        return Section(name, title, escape(text))
+    edge = (
+        " It is cut off by the segment edge: a longer trainer.bptt_horizon may help." if reach >= EDGE * horizon else ""
+    )
+    lead = f"80 % of the gradient lies within {reach:.0f} of {horizon} steps.{edge}"
+    hint = advice(int(reach), horizon) if reach < EDGE * horizon else ""
+    data: dict[str, Column] = {"agent steps": run.curve(f"gradients/within@{ages[0]}")[0]}
+    data |= {f"within {age} steps": run.curve(f"gradients/within@{age}")[1] for age in ages}
+    caption = f"Share of the gradient of an output by the number of steps back. {hint and hint[0].upper() + hint[1:]}"
+    figure = make_figure("gradient_by_age", plots.gradient_by_age(run), caption, data, "Gradient by steps back")
+    return Section(name, title, escape(lead), [figure])
+
+
+def state_of_one_agent(report: Report) -> Section:
+    """The timeline of a few agents' states, and one of them line by line."""
+    name, title, run = "life", "What happens to one agent's state?", report.run
+    timeline = run.timeline
+    if timeline is None:
+        text = (
+            "Not recorded. A training that reaches its last iteration, with report=on, records its last two rollouts."
+        )
+        return Section(name, title, escape(text))
+    starts = sum(len(agent.starts) for agent in timeline.agents)
+    steps, count = len(timeline.agents[0].norms), len(timeline.agents)
+    cut = "its values are carried across segment edges, where gradients are cut"
+    lead = (
+        f"Over {steps} steps, {count} agent{'s' * (count > 1)} began {starts} episodes: each cleared the state; {cut}."
+    )
+    caption = (
+        "A row is an agent, and the deeper the blue the larger its state. Red: an episode starts, after a termination "
+        "(filled) or a truncation (hollow). Dashed: segment edge. Violet: the weights were updated; below, how far "
+        "states are from those that the new weights compute."
+    )
+    data: dict[str, Column] = {"step": [timeline.first_step + step for step in range(steps)]}
+    data |= {f"agent {agent.agent} |state|": agent.norms for agent in timeline.agents}
+    figure = make_figure("state_timeline", state_plots.state_timeline(timeline), caption, data, "Timeline of states")
+    trace = ""
+    if timeline.trace:
+        lines = escape("\n".join(plain(line, 300) for line in timeline.trace[:400]))
+        trace = f"<details><summary>One agent, line by line</summary><pre>{lines}</pre></details>"
+    return Section(name, title, escape(lead), [figure], trace, "wide")

@@ -1,0 +1,57 @@
+"""The keys of a run that differ from its recipe, compared as data: the config may be of another version."""
+
+import json
+import shlex
+from collections.abc import Iterator
+from typing import Any
+
+from holdfast.errors import ConfigError
+from holdfast.recipes import RECIPES, find_recipe, recipe_for
+from holdfast.report.run_data import RunData
+
+IGNORED = ("run", "runs_dir")
+"""Keys that say where a run lies, not what it trains."""
+
+
+def recipe_difference(run: RunData) -> tuple[str | None, list[tuple[str, str, str]]]:
+    """Return the recipe of a run and rows of key, recipe's value, run's value; None: its config cannot be read."""
+    if not isinstance(run.config, dict):
+        return None, []
+    name = recipe_name(run)
+    try:
+        recipe = find_recipe(name).model_dump(mode="json")
+    except ConfigError:
+        return None, []
+    before, after = dict(_flat(recipe)), dict(_flat(run.config))
+    # The world of the recipe may have other keys.
+    keys = [key for key in dict.fromkeys([*after, *before]) if key not in IGNORED]
+    rows = [(key, before.get(key, "-"), after.get(key, "-")) for key in keys]
+    return name, [row for row in rows if row[1] != row[2] and not (row[2] == "-" and row[0].startswith("world."))]
+
+
+def recipe_name(run: RunData) -> str:
+    """Return the recipe that the command names, or that of the world."""
+    try:
+        words = shlex.split(run.command.partition("\n")[0].partition(":")[2])
+    except ValueError:
+        words = []
+    if words[:2] == ["holdfast", "train"]:
+        names = [word for word in words[2:] if word in RECIPES]
+        return names[0] if names else recipe_for(run.text("world", "name"))
+    first = run.command.partition("holdfast.train(")[2].partition(",")[0].strip("'\") \n")
+    return first if first in RECIPES else recipe_for(run.text("world", "name"))
+
+
+def _flat(tree: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(tree, dict) and len(prefix) < 200:
+        for key, value in tree.items():
+            yield from _flat(value, f"{prefix}.{key}" if prefix else str(key))
+    elif isinstance(tree, list) and prefix == "schedule" and all(isinstance(item, dict) for item in tree):
+        for item in tree:
+            yield f"schedule.{item.get('key')}", f"{item.get('kind')}:{item.get('end')}"
+    elif tree is None or tree == []:
+        yield prefix, "none"
+    elif isinstance(tree, str):
+        yield prefix, tree
+    else:
+        yield prefix, json.dumps(tree)
