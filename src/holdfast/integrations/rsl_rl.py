@@ -91,10 +91,10 @@ class _SegmentRNN(RNN):
             ended_B1 = dones.reshape(-1, 1) == 1
             # A new tensor: the state may be one that the caller keeps. Not a product: 0 x NaN is NaN.
             state = self.hidden_state
-            if isinstance(state, tuple):
-                self.hidden_state = tuple(torch.where(ended_B1, 0.0, leaf) for leaf in state)
-            else:
+            if isinstance(state, Tensor):
                 self.hidden_state = torch.where(ended_B1, 0.0, state)
+            else:
+                self.hidden_state = tuple(torch.where(ended_B1, 0.0, leaf) for leaf in state)
 
 
 def find_segments(masks: Bool[Tensor, "T N"]) -> tuple[Bool[Tensor, "T E"], Bool[Tensor, " N"]]:
