@@ -27,8 +27,8 @@ except ImportError as error:
 
 __all__ = ["RNNModel"]
 
-Hidden = Tensor | tuple[Tensor, ...]
-"""`h [L,B,H]` of a GRU, `(h, c)` of an LSTM."""
+Hidden = Tensor | tuple[Tensor, ...] | list[Tensor]
+"""`h [L,B,H]` of a GRU, `(h, c)` of an LSTM, which the storage of rsl-rl-lib 5.4 makes a list."""
 KINDS: dict[str, type[LSTM] | type[GRU]] = {"lstm": LSTM, "gru": GRU}
 
 
@@ -75,7 +75,7 @@ class _SegmentRNN(RNN):
         if hidden_state is None:
             raise ContractError("An update replays from the hidden states of the rollout; there are none.")
         first_TE, is_entry_N = find_segments(masks)
-        leaves = hidden_state if isinstance(hidden_state, tuple) else (hidden_state,)
+        leaves = hidden_state if isinstance(hidden_state, tuple | list) else (hidden_state,)
         entry = tuple(leaf[:, is_entry_N] for leaf in leaves)
         y_TEH, _ = self.rnn(unpad_trajectories(input, masks), entry if entry[1:] else entry[0], first_TE)
         return y_TEH
@@ -91,10 +91,10 @@ class _SegmentRNN(RNN):
             ended_B1 = dones.reshape(-1, 1) == 1
             # A new tensor: the state may be one that the caller keeps. Not a product: 0 x NaN is NaN.
             state = self.hidden_state
-            if isinstance(state, tuple):
-                self.hidden_state = tuple(torch.where(ended_B1, 0.0, leaf) for leaf in state)
-            else:
+            if isinstance(state, Tensor):
                 self.hidden_state = torch.where(ended_B1, 0.0, state)
+            else:
+                self.hidden_state = tuple(torch.where(ended_B1, 0.0, leaf) for leaf in state)
 
 
 def find_segments(masks: Bool[Tensor, "T N"]) -> tuple[Bool[Tensor, "T E"], Bool[Tensor, " N"]]:
