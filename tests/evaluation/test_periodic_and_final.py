@@ -10,7 +10,7 @@ import torch
 from helpers.small_runs import iterate
 from holdfast.build import build_policy, build_world
 from holdfast.config.run import override
-from holdfast.evaluation.periodic_and_final import final_evaluation, periodic_evaluation
+from holdfast.evaluation.periodic_and_final import final_evaluation, periodic_evaluation, sampled_episodes
 from holdfast.recipes import find_recipe
 from holdfast.rng import generator_state
 from holdfast.rollout import Collector
@@ -132,3 +132,13 @@ def test_eval_max_steps_and_log_reach_both_evaluations():
     periodic_evaluation(config, policy, CPU, log=log.append)
     # With memory intact and cleared.
     assert [line.partition(":")[0] for line in log] == ["12 episodes did not end within 3 steps"] * 4
+
+
+def test_final_evaluation_samples_too_and_a_periodic_one_does_not():
+    config = config_of()
+    world = build_world(config, CPU, agents=8, seed=0)
+    policy = build_policy(config, world, CPU)
+    greedy = {"eval/return_mean", "eval/return_mean_memory_cleared"}
+    assert final_evaluation(config, policy, CPU).keys() == {*greedy, "eval/sampled_return_mean"}
+    assert periodic_evaluation(config, policy, CPU).keys() == greedy
+    assert [sampled_episodes(count) for count in (2, 100, 2000, 250)] == [2, 100, 500, 250]

@@ -192,7 +192,8 @@ def test_all_random_draws_come_from_the_seed_and_evaluation_is_held_out(tmp_path
     held_out = rng.derive_seed(7, rng.STREAM_HELD_OUT)
     # The gradient probe is the same in every run, so that its metrics can be compared.
     probe = (0, rng.STREAM_PROBE)
-    assert draws == training | {(held_out, rng.STREAM_WORLD), (7, rng.STREAM_HELD_OUT), probe}
+    evaluation = {(held_out, rng.STREAM_WORLD), (held_out, rng.STREAM_ACTION), (7, rng.STREAM_HELD_OUT)}
+    assert draws == training | evaluation | {probe}
 
 
 def test_training_restores_the_global_rng_state(tmp_path):

@@ -10,7 +10,7 @@ from holdfast.check.laws import one_thread
 from holdfast.check.policy_copy import AGENTS, STEPS
 from holdfast.check.results import Reach
 from holdfast.check.script import Script
-from holdfast.memory.cell import matmul_precision
+from holdfast.torch_versions import matmul_precision
 from holdfast.types import Bool, Float, Tensor
 
 MAX_NUMBERS = 20_000_000

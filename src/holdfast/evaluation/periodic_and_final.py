@@ -44,9 +44,8 @@ def final_evaluation(
                 result = evaluate(policy, world, episodes=episodes, memory=memory, max_steps=max_steps, log=log)
                 scores[f"{name}@{label}" if label else name] = result.return_mean
             if number == FINAL:
-                result = evaluate(
-                    policy, world, episodes=sampled_episodes(episodes), greedy=False, max_steps=max_steps, log=log
-                )
+                fewer = sampled_episodes(episodes)
+                result = evaluate(policy, world, episodes=fewer, greedy=False, seed=seed, max_steps=max_steps, log=log)
                 scores[f"{SAMPLED}@{label}" if label else SAMPLED] = result.return_mean
     return scores
 

@@ -2,16 +2,23 @@
 
 from collections.abc import Mapping
 from html import escape
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 from holdfast.checkpoint.run_dir import PACKAGES
 from holdfast.config.sizes import format_bytes
+from holdfast.errors import error_text
 from holdfast.report import plots
 from holdfast.report.recipe_difference import recipe_difference
 from holdfast.report.run_data import RunData
 from holdfast.report.section import Column, Report, Section, command, html_table, make_figure, number_text
 from holdfast.report.text import clock
 from holdfast.report.theme import plain
+
+VIEWER = "holdfast.report.viewer"
+MAX_VIEWER = 1_200_000
+"""Characters of a viewer with its replay, so that the page stays below 2 MB."""
 
 
 def what_was_run(report: Report) -> Section:
@@ -138,13 +145,21 @@ def where_time_goes(report: Report) -> Section:
 
 
 def watch_it(report: Report) -> Section:
-    """The newest replay of the run."""
-    replays = report.run.folder / "replays"
-    newest = max(replays.glob("*"), key=lambda file: file.stat().st_mtime, default=None) if replays.is_dir() else None
-    if newest is None:
-        lead = "No episode was recorded."
-        return Section("watch", "Watch it", lead, body=f"<p>{command('play', report.run)} records one.</p>")
-    return Section("watch", "Watch it", f"Recorded: {escape(plain(newest.name))}.")
+    """The newest replay of the run, in a viewer."""
+    name, title, replays = "watch", "Watch it", report.run.folder / "replays"
+    files = [file for file in replays.iterdir() if file.is_file()] if replays.is_dir() else []
+    if not files or find_spec(VIEWER) is None:
+        play = command("play", report.run)
+        return Section(name, title, "No episode was recorded.", body=f"<p>{play} plays one and records it.</p>")
+    newest = max(files, key=lambda file: file.stat().st_mtime)
+    try:
+        viewer = import_module(VIEWER).viewer_section(newest)
+    except Exception as error:
+        reason = escape(plain(error_text(error, 300), 320))
+        return Section(name, title, f"The replay {escape(plain(newest.name))} cannot be shown: {reason}")
+    if len(viewer) > MAX_VIEWER:
+        return Section(name, title, f"The replay {escape(plain(newest.name))} is too large for this page.")
+    return Section(name, title, f"The newest replay, {escape(plain(newest.name))}.", body=viewer)
 
 
 def how_to_reproduce(report: Report) -> Section:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from holdfast.check.results import Reach
-from holdfast.monitor.replay_check import replay_alarm
+from holdfast.monitor.replay_check import CLEAR_ALARM, replay_alarm
 from holdfast.report.check_page import PANELS, leaks
 from holdfast.report.policy_measurements import PolicyMeasurements
 from holdfast.report.run_data import RunData
@@ -89,14 +89,14 @@ def _checks(run: RunData) -> Iterator[AuditRow]:
     bound = alarm_at(run)
     for name, what, limit in (
         ("memory/check_replay", "stored segments replayed give their values and probabilities", bound),
-        ("memory/check_clear", "outputs after an episode start do not depend on the steps before it", 0.0),
+        ("memory/check_clear", "outputs after an episode start do not depend on the steps before it", CLEAR_ALARM),
     ):
         values = run.metrics.get(name, np.empty(0))
         values = values[~np.isnan(values)]
         if len(values):
             worst = float(values.max())
             text = f"largest {short_number(worst)} in {len(values):,} check{'s' * (len(values) > 1)}"
-            limit_text = f"at most {short_number(limit)}" if limit else "exactly 0"
+            limit_text = f"at most {short_number(limit)}"
             yield AuditRow(name.rpartition("/")[2], what, worst, text, limit_text, worst <= limit, name)
 
 
