@@ -6,6 +6,8 @@ from functools import cached_property
 import torch
 
 from holdfast.check.adapters.base import PolicyAdapter, RolloutAndReplay
+from holdfast.check.compare import named_leaves
+from holdfast.check.long_laws import LongRun
 from holdfast.check.policy_copy import AGENTS, HORIZON, STEPS, PolicyCopy
 from holdfast.check.preflight import Conditions, preflight
 from holdfast.check.probes import GradientReach, gradient_between_calls, gradient_within_segments
@@ -106,6 +108,11 @@ class CheckContext:
         """Gradients of outputs with respect to observations, `[input, agent, output]`."""
         return gradient_within_segments(self.exact, self.script)
 
+    @cached_property
+    def long_run(self) -> LongRun:
+        """Long episodes of many agents."""
+        return LongRun.of(self)
+
     def reach(self) -> Reach:
         """Collect the arrays for plots."""
         change = {name: diff.amax(-1) for name, diff in self.information_reach.items()}
@@ -138,11 +145,23 @@ def prepare(adapter: PolicyAdapter, conditions: Conditions | None = None) -> Che
     try:
         exact = _copy(adapter, torch.float64, conditions)
         preflight(exact, script)
+        _require_float64(exact, script)
     except ContractError as error:
         note = f"not measured in float64, where it does not run: {error}"
         perturbed = _copy_as_trained(adapter, conditions, perturb=True)
         return CheckContext({perturbed.kind: perturbed}, script, columns, (*notes, note))
     return CheckContext({torch.float64: exact, as_trained.kind: as_trained}, script, columns, notes)
+
+
+@torch.no_grad()
+def _require_float64(policy: PolicyCopy, script: Script) -> None:
+    """Raise if a policy computes in float32 whatever its weights are."""
+    with policy.default_dtype():
+        inputs = policy.to_policy(script)
+        outputs, state = policy.adapter.act(inputs.at(0), policy.adapter.initial(script.agents))
+    for name, leaf in [*outputs.items(), *named_leaves(state).items()]:
+        if leaf.is_floating_point() and leaf.dtype != torch.float64:
+            raise ContractError(f"its {name} is {str(leaf.dtype).removeprefix('torch.')}.")
 
 
 def _copy_as_trained(adapter: PolicyAdapter, conditions: Conditions, *, perturb: bool = False) -> PolicyCopy:

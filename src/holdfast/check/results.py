@@ -21,10 +21,14 @@ class Measurement:
     """Where the number first exceeds its bound; shown only if it does."""
     path: str = ""
     """The experiment it comes from, for the diagnosis."""
+    required: bool = False
+    """Whether it had to be measured and was not: no pass."""
 
     @property
     def ok(self) -> bool:
         """Whether the number is within its bound; NaN never is."""
+        if self.required:
+            return False
         if self.comparison == "more than":
             return self.measured > self.bound
         return self.measured <= self.bound

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
+from holdfast.check.call_laws import bootstrap_values, evaluation_as_training, exit_states
 from holdfast.check.compare import (
     BOUND,
     SHORT,
@@ -21,6 +22,7 @@ from holdfast.check.compare import (
 )
 from holdfast.check.context import CheckContext
 from holdfast.check.held_memory import bytes_held
+from holdfast.check.long_laws import long_segments, other_sizes
 from holdfast.check.policy_copy import AGENTS, HORIZON, STEPS, PolicyCopy
 from holdfast.check.results import Measurement
 from holdfast.check.script import Script, StepBatch
@@ -38,7 +40,7 @@ def replay(context: CheckContext) -> list[Measurement]:
             actual, expected = outputs.replay[..., index], outputs.rollout[..., index]
             what = f"{name}, {SHORT[dtype]}"
             parts.append(expect_close(what, actual, expected, BOUND[dtype], path="replay"))
-    return parts
+    return [*parts, *bootstrap_values(context)]
 
 
 def pure(context: CheckContext) -> list[Measurement]:
@@ -183,7 +185,8 @@ def agree(context: CheckContext) -> list[Measurement]:
             actual, expected = torch.cat(outputs, dim=1), torch.cat(segments, dim=1)
             what = f"{what}, {SHORT[dtype]}"
             parts.append(expect_close(what, actual, expected, BOUND[dtype], columns=columns, path=path))
-    return parts
+    parts += [*other_sizes(context), *long_segments(context.long_run), *exit_states(context)]
+    return [*parts, *evaluation_as_training(context)]
 
 
 def replay_row_by_row(policy: PolicyCopy, batch: StepBatch, entry: State) -> Tensor:
