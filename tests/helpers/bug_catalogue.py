@@ -67,9 +67,7 @@ def soft(share):
 
 
 def to_value(value):
-    return lambda self, state, first: tuple(
-        torch.where(first.bool()[None, :, None], value, part) for part in state
-    )
+    return lambda self, state, first: tuple(torch.where(first.bool()[None, :, None], value, part) for part in state)
 
 
 def stepwise(self, state, change):
@@ -111,7 +109,9 @@ def chunks(length, keep=False):
         for t in range(0, len(x), length):
             if t:
                 state = tuple(part.detach() if keep else torch.zeros_like(part) for part in state)
-            (a, v), state = Segments.forward(self, x[t : t + length], state, None if first is None else first[t : t + length])
+            (a, v), state = Segments.forward(
+                self, x[t : t + length], state, None if first is None else first[t : t + length]
+            )
             outs.append((a, v))
         return tuple(torch.cat(part) for part in zip(*outs, strict=True)), state
 

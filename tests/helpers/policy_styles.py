@@ -175,7 +175,9 @@ class TwoLSTMs(nn.Module):
     def forward(self, x, state=None, done=None):
         if state is None:
             state = tuple(
-                tuple(x.new_zeros(1, x.shape[1], size) for size in (core.proj_size or core.hidden_size, core.hidden_size))
+                tuple(
+                    x.new_zeros(1, x.shape[1], size) for size in (core.proj_size or core.hidden_size, core.hidden_size)
+                )
                 for core in (self.pi, self.vf)
             )
         outs = []

@@ -129,7 +129,9 @@ def overflowing_states(context: CheckContext) -> list[Measurement]:
         step = inputs.at(3).with_starts(torch.ones_like(script.first[:, 3]))
         outputs, _ = policy.adapter.act(step, clone_state(state))
     bad = (~flat(outputs, 1).isfinite()).double()[:, None].cpu()
-    finding = f"observations of size {HUGE:.0f} make the state infinite, and outputs after the next start are not finite"
+    finding = (
+        f"observations of size {HUGE:.0f} make the state infinite, and outputs after the next start are not finite"
+    )
     what = "outputs after a start that follows an infinite state"
     return [Measurement(what, float(bad.sum()), finding=finding, path="overflow")]
 
@@ -161,5 +163,3 @@ def random_like(state: State, seed: int) -> State:
         return (torch.rand(leaf.shape, generator=generator) - 0.5).to(leaf)
 
     return pytree.tree_map_only(Tensor, draw, state)
-
-

@@ -229,7 +229,9 @@ def _each_parameter(
             # An output that sends a parameter no gradient at all is detached on purpose.
             if actual != 0 and not _close(actual, expected[output], scale):
                 error = abs(actual - expected[output]) / max(abs(expected[output]), 1e-30)
-                finding = f"{output}: {name} gets {actual:.3g} along a direction, finite differences {expected[output]:.3g}"
+                finding = (
+                    f"{output}: {name} gets {actual:.3g} along a direction, finite differences {expected[output]:.3g}"
+                )
                 what = "gradients of parameters against finite differences"
                 parts.append(Measurement(what, error, TOLERANCE, finding=finding, path="gradient of a parameter"))
                 break
@@ -322,7 +324,11 @@ def _backward_error(kind: Any, args: tuple[Any, ...]) -> float | None:
     for at, gradient in zip(movable, gradients, strict=True):
         with torch.no_grad():
             ends = [
-                total(kind.apply(*(leaf + sign * EPSILON * directions[at] if n == at else leaf for n, leaf in enumerate(args))))
+                total(
+                    kind.apply(
+                        *(leaf + sign * EPSILON * directions[at] if n == at else leaf for n, leaf in enumerate(args))
+                    )
+                )
                 for sign in (1, -1)
             ]
         expected = float(ends[0] - ends[1]) / (2 * EPSILON)

@@ -161,10 +161,14 @@ def many_rows(run: LongRun, starts: bool) -> list[Measurement]:
     script = run.script
     if run.rows < ROWS:
         script = script[torch.arange(ROWS) % run.rows]
-        script = replace(script, obs=script.obs * (1 + 0.01 * torch.arange(ROWS).reshape(-1, *[1] * (script.obs.dim() - 1)))) if script.obs.is_floating_point() else script
+        script = (
+            replace(script, obs=script.obs * (1 + 0.01 * torch.arange(ROWS).reshape(-1, *[1] * (script.obs.dim() - 1))))
+            if script.obs.is_floating_point()
+            else script
+        )
     first = script.first.clone()
     if starts:
-        first[:, 1 : steps] |= torch.rand(ROWS, steps - 1, generator=torch.Generator().manual_seed(5)) < 0.3
+        first[:, 1:steps] |= torch.rand(ROWS, steps - 1, generator=torch.Generator().manual_seed(5)) < 0.3
     script = script.with_starts(first)
     chunks = torch.arange(ROWS).split(HORIZON)
     # States before the steps are those of small batches, so that a bug of large ones shows in both paths.
@@ -174,6 +178,14 @@ def many_rows(run: LongRun, starts: bool) -> list[Measurement]:
     entry = policy.rows.cat([states[1] for _, states in small])
     replayed = policy.replay(script.step_batches(1, steps), entry)
     return [
-        expect_close(f"{ROWS} agents against {HORIZON} at a time, {run.short}", actual, expected, path="many rows", **run.options),
-        expect_close(f"{ROWS} segments against {HORIZON} agents at a time, {run.short}", replayed, expected[:, 1:], path="many rows", **run.options),
+        expect_close(
+            f"{ROWS} agents against {HORIZON} at a time, {run.short}", actual, expected, path="many rows", **run.options
+        ),
+        expect_close(
+            f"{ROWS} segments against {HORIZON} agents at a time, {run.short}",
+            replayed,
+            expected[:, 1:],
+            path="many rows",
+            **run.options,
+        ),
     ]

@@ -60,6 +60,17 @@ class Pattern:
     name: str
     write: str
     """The fix, in one sentence."""
+    detail: str = ""
+    """What else is known: which part of the state, which rows."""
+    explained: float | None = None
+    """The share of the differing segments that it explains; None if it was found otherwise."""
+
+    @property
+    def fit(self) -> str:
+        """How well it fits, in brackets."""
+        share = None if self.explained is None else f"explains {self.explained:.0%} of the differing segments"
+        words = "; ".join(filter(None, (self.detail, share)))
+        return f" ({words})" if words else ""
 
 
 @dataclass(frozen=True)
@@ -104,7 +115,7 @@ class Law:
         if self.ok:
             return self.worst.finding if self.worst.path == "n/a" else ""
         if self.pattern is not None:
-            return f"{self.where}. Pattern: {self.pattern.name}. Write: {self.pattern.write}"
+            return f"{self.where}. Pattern: {self.pattern.name}{self.pattern.fit}. Write: {self.pattern.write}"
         return f"{self.where}.{' No known pattern explains these numbers.' if self.diagnosed else ''}"
 
     @property
@@ -173,6 +184,7 @@ class Laws(Mapping[str, Law]):
                 "finding": law.finding,
                 "pattern": law.pattern and law.pattern.name,
                 "write": law.pattern and law.pattern.write,
+                "detail": law.pattern and law.pattern.fit.strip(" ()"),
                 "parts": [part.as_json() for part in law.parts],
             }
             for name, law in self.items()

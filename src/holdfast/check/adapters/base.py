@@ -1,6 +1,7 @@
 """PolicyAdapter: the interface through which the check calls any recurrent policy."""
 
 import importlib
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -80,6 +81,10 @@ class PolicyAdapter(ABC):
     def make(cls, policy: Any, world: World | None, **options: Any) -> "PolicyAdapter":
         """Build the adapter; `world` is the one the policy was built for, if any."""
         constructor: Any = cls
+        if world is not None:
+            accepted = inspect.signature(constructor).parameters
+            known = {"obs": world.spec.observation_space, "actions": world.spec.action or len(world.spec.action_names)}
+            options = {name: value for name, value in known.items() if name in accepted} | options
         return constructor(policy, **options)
 
     def random_obs(self, size: tuple[int, ...], generator: torch.Generator) -> Tensor:

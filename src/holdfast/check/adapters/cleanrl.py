@@ -75,7 +75,9 @@ class CleanRL(PolicyAdapter):
         before = clone_state(state)
         with sampling(step.action):
             chosen, outputs, after = self._call(step.obs, state, step.first, None)
-        if not (chosen.numel() == step.action.numel() and bool((chosen.reshape(step.action.shape) == step.action).all())):
+        if not (
+            chosen.numel() == step.action.numel() and bool((chosen.reshape(step.action.shape) == step.action).all())
+        ):
             # It draws actions in a way of its own, so the script's is evaluated.
             _, given, _ = self._call(step.obs, before, step.first, step.action)
             outputs = {**outputs, "logprob": given["logprob"]}

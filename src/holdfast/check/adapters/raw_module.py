@@ -179,9 +179,9 @@ class RawModule(PolicyAdapter):
                 generator = torch.Generator().manual_seed(seed)
                 state = pytree.tree_map_only(
                     Tensor,
-                    lambda leaf, g=generator: torch.rand(leaf.shape, generator=g).to(leaf)
-                    if leaf.is_floating_point()
-                    else leaf,
+                    lambda leaf, g=generator: (
+                        torch.rand(leaf.shape, generator=g).to(leaf) if leaf.is_floating_point() else leaf
+                    ),
                     self._two_rows,
                 )
                 obs = self.random_obs((2,), torch.Generator().manual_seed(0))
