@@ -420,3 +420,11 @@ class PufferLSTM(nn.Module):
         hidden, c = self.cell(hidden, None if h is None else (h, c))
         state["hidden"], state["lstm_h"], state["lstm_c"] = hidden, hidden, c
         return self.policy.decode_actions(hidden)
+
+    def forward(self, observations, state):
+        B, TT = observations.shape[:2]
+        h, c = state["lstm_h"], state["lstm_c"]
+        hidden = self.policy.encode_observations(observations.reshape(B * TT, -1), state).reshape(B, TT, -1)
+        hidden, _ = self.lstm(hidden.transpose(0, 1), None if h is None else (h[None], c[None]))
+        logits, values = self.policy.decode_actions(hidden.transpose(0, 1).reshape(B * TT, -1))
+        return logits, values.reshape(B, TT)

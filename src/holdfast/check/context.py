@@ -17,6 +17,8 @@ from holdfast.errors import ConfigError, ContractError, error_text
 from holdfast.types import Bool, Float, Tensor
 
 SHARE_OF_STARTS = 0.12
+COPIES = 4
+"""Copies of the agents in one run."""
 
 
 @dataclass(frozen=True)
@@ -75,15 +77,18 @@ class CheckContext:
     @cached_property
     def information_reach(self) -> dict[str, Float[Tensor, "N A N K"]]:
         """Change all observations of one step and measure which outputs change."""
-        script, base = self.script, self.outputs[self.exact.dtype]
-        rollout, replay = [], []
-        for step in range(STEPS):
+        # Four copies of the agents change four steps in one run.
+        script = self.script[torch.arange(COPIES * AGENTS) % AGENTS]
+        base, apart = self.exact.rollout_and_replay(script), STEPS // COPIES
+        reach = torch.zeros(2, STEPS, *base.rollout.unflatten(0, (COPIES, AGENTS)).shape[1:], dtype=base.rollout.dtype)
+        for step in range(apart):
             where = torch.zeros_like(script.first)
-            where[:, step] = True
+            for copy in range(COPIES):
+                where[copy * AGENTS : (copy + 1) * AGENTS, copy * apart + step] = True
             outputs = self.exact.rollout_and_replay(script.changed(where))
-            rollout.append((outputs.rollout - base.rollout).abs())
-            replay.append((outputs.replay - base.replay).abs())
-        return {"rollout": torch.stack(rollout), "replay": torch.stack(replay)}
+            for number, (changed, was) in enumerate(zip(_pair(outputs), _pair(base), strict=True)):
+                reach[number, step::apart] = (changed - was).abs().unflatten(0, (COPIES, AGENTS))
+        return {"rollout": reach[0], "replay": reach[1]}
 
     @cached_property
     def separated_by_reset(self) -> Bool[Tensor, "N A N"]:
@@ -123,6 +128,10 @@ class CheckContext:
             gradient = torch.maximum(gradient, self.gradient)
         clears, valid = self.clears[:, :STEPS], self.script.valid[:, :STEPS]
         return Reach(change["rollout"], change["replay"], gradient, clears, valid, HORIZON)
+
+
+def _pair(outputs: RolloutAndReplay) -> tuple[Tensor, Tensor]:
+    return outputs.rollout, outputs.replay
 
 
 def prepare(adapter: PolicyAdapter, conditions: Conditions | None = None) -> CheckContext:

@@ -10,12 +10,11 @@ from torch.utils import _pytree as pytree
 from holdfast.check import known_bugs, probes, segment_bugs
 from holdfast.check.adapters.base import RolloutAndReplay
 from holdfast.check.adapters.holdfast_extras import run_in_slices
-from holdfast.check.call_laws import matching
 from holdfast.check.clear_probe import INVERTED, PART, Clearing, clearing_bug
 from holdfast.check.compare import BOUND, State, clone_state
 from holdfast.check.context import CheckContext
 from holdfast.check.known_bugs import FIXES, RESET_FIXES, ResetRule
-from holdfast.check.long_laws import LONG
+from holdfast.check.path_bugs import BOOTSTRAP, long_segment_bug, source_of_bootstrap
 from holdfast.check.policy_copy import AGENTS, HORIZON, STEPS, PolicyCopy
 from holdfast.check.results import Law, Measurement, Pattern
 from holdfast.check.state_laws import replay_row_by_row
@@ -38,7 +37,8 @@ def diagnose(context: CheckContext, laws: Sequence[Law]) -> list[Law]:
     if all(law.ok or law.worst.required for law in laws):
         return list(laws)
     graph_grew = any(part.path == "graph nodes" and not part.ok for law in laws for part in law.parts)
-    diagnosis = Diagnosis(context, graph_grew)
+    generic = any(part.path in _GENERIC for law in laws for part in law.broken)
+    diagnosis = Diagnosis(context, graph_grew, generic)
     return [law if law.ok or law.worst.required else replace(law, pattern=diagnosis.explain(law)) for law in laws]
 
 
@@ -49,11 +49,16 @@ class Diagnosis:
     context: CheckContext
     graph_grew: bool = False
     """Whether the graph grew with time, which explains growing bytes."""
+    generic: bool = False
+    """Whether something breaks that needs no long run, many rows or other mode."""
 
     def explain(self, law: Law) -> Pattern | None:
         """Return the known bug behind a broken law, with the phase it is confined to."""
         try:
             for part in law.broken:
+                if self.generic and part.path in _SIZES:
+                    # What breaks in a short run too is not a matter of size.
+                    continue
                 name = "random numbers in the forward pass" if self.random else self._name(law.name, part)
                 if name is not None:
                     confined = name in RESET_FIXES and name != self.rollout_bug and part.path in _PHASES
@@ -81,15 +86,15 @@ class Diagnosis:
         experiments: dict[str, Callable[[], str | None]] = {
             "act into act": self._graph_bug,
             "step to step": lambda: self._any_bug() or self._cut_inside(),
-            "inside": lambda: self._any_bug() or "graph cut inside the segment",
-            **dict.fromkeys(_GRADIENTS, lambda: self._any_bug() or "wrong gradient"),
+            "inside": lambda: self._any_bug() or self._cut_inside(),
+            **dict.fromkeys(_GRADIENTS, lambda: self._any_bug() or (self._cut_inside() and "wrong gradient")),
             "bootstrap value": lambda: self._any_bug() or self._bootstrap_bug(),
             "exit state": lambda: self._any_bug() or "the state a segment returns is wrong",
             "none state": lambda: self._any_bug() or self._start_bug(),
             "episode alone": lambda: self._any_bug() or self._no_tensor_bug(),
             "late start": lambda: self._any_bug() or "state not reset after a long episode",
             "late memory": lambda: self._any_bug() or "forgets after a fixed number of steps",
-            "long segment": lambda: self._any_bug() or self._long_segment_bug(),
+            "long segment": lambda: self._any_bug() or long_segment_bug(self.context),
             "many rows": lambda: self._any_bug() or "many rows are read differently",
             "evaluation mode": lambda: self._any_bug() or self.evaluation_bug or _EVALUATION,
             "one agent in evaluation": lambda: self._any_bug() or IGNORED_FOR_ONE_IN_EVALUATION,
@@ -311,40 +316,10 @@ class Diagnosis:
         return "something in the state that is no tensor" if plain else self._start_bug()
 
     def _bootstrap_bug(self) -> str:
-        """Find the state whose value the bootstrap value is."""
-        policy, script = self.context.exact, self.context.script
-        _, states = policy.steps(script)
-        t = next(at for at in range(4, STEPS) if int((~self.context.clears[:, at]).sum()) > AGENTS // 2)
-        step, name = policy.to_policy(script).at(t), "bootstrap value of another state"
-        with torch.no_grad(), policy.default_dtype():
-            value = policy.adapter.value(step, clone_state(states[t]))
-            others = {
-                "of zeros": (step, policy.adapter.initial(AGENTS)),
-                "of the state one step earlier": (step, states[t - 1]),
-                "of the state one step later": (step, states[t + 1]),
-                "of the state that is not cleared": (step.without_flags(), states[t]),
-            }
-            for detail, (given, state) in others.items():
-                pair = matching(value, policy.adapter, given, state)
-                if pair is not None and torch.allclose(*pair, atol=1e-9):
-                    self.details[name] = detail
-        return name
-
-    def _long_segment_bug(self) -> str:
-        """Find the length of the chunks that a long segment is read in."""
-        run = self.context.long_run
-        policy, few = run.policy, torch.arange(min(6, run.rows))
-        expected, states = run.chain[0][few], run.chain[1]
-        script, entry = run.script[few], policy.rows.pick(states[0], few)
-        measured = policy.replay(script.step_batches(0, LONG), entry)
-        wrong = ((measured - expected).abs().amax((0, 2)) > 1e-6).nonzero().flatten()
-        if len(wrong):
-            length = int(wrong[0])
-            edges = (torch.arange(LONG + 1) % max(length, 1) == 0).expand(len(few), -1)
-            predicted, _ = policy.steps(script, reset=edges | script.first)
-            if length and torch.allclose(predicted, measured, atol=1e-6):
-                return f"segments are read in chunks of {length} from zeros"
-        return "segments longer than 32 steps are read differently"
+        detail = source_of_bootstrap(self.context)
+        if detail is not None:
+            self.details[BOOTSTRAP] = detail
+        return BOOTSTRAP
 
     def _single_sequence_bug(self) -> str | None:
         """Find the bug of a sequence that is replayed in a batch of one."""
@@ -405,6 +380,17 @@ def fix_of(name: str) -> str:
     return next(fix for start, fix in FIXES.items() if name.startswith(start))
 
 
+_GENERIC = ("rollout", "replay", "evaluation", "one agent", "single sequence")
+_SIZES = (
+    "exit state",
+    "late start",
+    "late memory",
+    "long segment",
+    "many rows",
+    "evaluation mode",
+    "one agent in evaluation",
+)
+"""Measurements of sizes and modes, which name those only if nothing else is broken."""
 _EVALUATION = "evaluation mode computes something else"
 _GRADIENTS = ("gradient of a segment", "chain gradient", "gradient of a parameter")
 IGNORED_FOR_ONE_IN_EVALUATION = "a batch of one is read differently"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 LONG = 96
 """Steps of the long episodes."""
 ROWS, FEW_ROWS = 64, 4
-LARGE_OBS = 1000
+LARGE_OBS = 100
 """Numbers of an observation above which fewer rows are run."""
 LATE = 70
 """The first step at which a long episode may end."""

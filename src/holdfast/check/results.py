@@ -100,6 +100,11 @@ class Law:
         return not self.broken
 
     @property
+    def is_measured(self) -> bool:
+        """Whether there was anything to measure."""
+        return self.worst.path != "n/a"
+
+    @property
     def measured(self) -> float:
         """The number closest to breaking the law."""
         return self.worst.measured
@@ -113,7 +118,9 @@ class Law:
     def finding(self) -> str:
         """The failure, its location, the known bug and the fix; for an unmeasured law, how to measure it."""
         if self.ok:
-            return self.worst.finding if self.worst.path == "n/a" else ""
+            return "" if self.is_measured else self.worst.finding
+        if not self.is_measured:
+            return self.where
         if self.pattern is not None:
             return f"{self.where}. Pattern: {self.pattern.name}{self.pattern.fit}. Write: {self.pattern.write}"
         return f"{self.where}.{' No known pattern explains these numbers.' if self.diagnosed else ''}"
@@ -177,7 +184,7 @@ class Laws(Mapping[str, Law]):
         """Return all results as JSON values."""
         laws = {
             name: {
-                "measured": None if law.worst.path == "n/a" else _finite(law.measured),
+                "measured": _finite(law.measured) if law.is_measured else None,
                 "bound": law.bound,
                 "sense": law.worst.comparison,
                 "ok": law.ok,
