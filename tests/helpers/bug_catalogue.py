@@ -528,9 +528,10 @@ BUGS = [
     # Exit states.
     Bug("exit state of the entry", variant(Segments, forward=lambda self, x, state=None, first=None: (
         Segments.forward(self, x, state, first)[0],
-        Segments.forward(self, x, state, first)[1] if len(x) == 1 or state is None else state)), ("state a segment returns",)),
+        Segments.forward(self, x, state, first)[1] if len(x) == 1 or state is None else state)),
+        ("state a segment returns",)),
     Bug("exit state swapped", variant(Segments, forward=exit_state(lambda s: s[::-1])), ("state a segment returns",)),
-    Bug("exit state of zeros", variant(BatchFirst, step=Memory.step, forward=lambda self, obs, hidden=None, dones=None: (
+    Bug("exit state of zeros", variant(BatchFirst, forward=lambda self, obs, hidden=None, dones=None: (
         lambda a, v, s: (a, v, tuple(p * (obs.shape[1] == 1) for p in s)))(
             *BatchFirst.forward(self, obs, hidden, dones))), ("state a segment returns",)),
     Bug("exit state of a scan", ScanLastEpisode, ("state a segment returns",)),

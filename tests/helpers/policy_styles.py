@@ -119,7 +119,9 @@ class LearnedStart(Memory):
 
     def clear(self, state, first):
         fresh = self.initial(state[0][0])
-        return tuple(torch.where(first.bool()[None, :, None], new, part) for new, part in zip(fresh, state))
+        return tuple(
+            torch.where(first.bool()[None, :, None], new, part) for new, part in zip(fresh, state, strict=True)
+        )
 
 
 @dataclass

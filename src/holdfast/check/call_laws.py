@@ -7,9 +7,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from holdfast.check.adapters.base import Outputs, PolicyAdapter, flat
-from holdfast.check.compare import AXES, BOUND, SHORT, State, clone_state, expect_close, state_leaves
+from holdfast.check.compare import BOUND, SHORT, State, clone_state, expect_close, state_leaves
 from holdfast.check.context import CheckContext
-from holdfast.check.policy_copy import HORIZON, STEPS, PolicyCopy
+from holdfast.check.policy_copy import HORIZON, STEPS
 from holdfast.check.results import Measurement
 from holdfast.rng import isolated_rng
 from holdfast.types import Tensor

@@ -13,7 +13,7 @@ from holdfast.check.adapters.holdfast_extras import run_in_slices
 from holdfast.check.clear_probe import INVERTED, PART, Clearing, clearing_bug
 from holdfast.check.compare import BOUND, State, clone_state
 from holdfast.check.context import CheckContext
-from holdfast.check.known_bugs import FIXES, RESET_FIXES, ResetRule
+from holdfast.check.known_bugs import FIXES, ONE_CAUSE, RESET_FIXES, ResetRule, fix_of
 from holdfast.check.path_bugs import BOOTSTRAP, long_segment_bug, source_of_bootstrap
 from holdfast.check.policy_copy import AGENTS, HORIZON, STEPS, PolicyCopy
 from holdfast.check.results import Law, Measurement, Pattern
@@ -81,8 +81,8 @@ class Diagnosis:
         return {}
 
     def _name(self, law: str, part: Measurement) -> str | None:
-        if part.path in _ONE_CAUSE:
-            return _ONE_CAUSE[part.path]
+        if part.path in ONE_CAUSE:
+            return ONE_CAUSE[part.path]
         experiments: dict[str, Callable[[], str | None]] = {
             "act into act": self._graph_bug,
             "step to step": lambda: self._any_bug() or self._cut_inside(),
@@ -375,11 +375,6 @@ class Diagnosis:
         return HIDDEN_STATE if self.hidden else "part of the state is not saved"
 
 
-def fix_of(name: str) -> str:
-    """Return the fix of a bug whose name ends with a number."""
-    return next(fix for start, fix in FIXES.items() if name.startswith(start))
-
-
 _GENERIC = ("rollout", "replay", "evaluation", "one agent", "single sequence")
 _SIZES = (
     "exit state",
@@ -399,20 +394,3 @@ _PHASES = {
     "evaluation": "in evaluation",
 }
 """The phase of a measurement, where a bug may be confined to one."""
-
-_ONE_CAUSE = {
-    "state after evaluation": "evaluation modifies the training state",
-    "inputs": "inputs modified in place",
-    "entry": "gradient flows into the entry state",
-    "replay into replay": "graph kept outside the state",
-    "replay into act": KEEPS_GRAPH,
-    "graph nodes": KEEPS_GRAPH,
-    "compiled": "compiled and eager outputs differ",
-    "cell": "the cell differs from its reference",
-    "no gradient": "no gradient",
-    "not a number": "gradient is NaN",
-    "no parameter gradient": "a parameter gets no gradient",
-    "hand-written backward": "wrong hand-written backward",
-    "overflow": "a state that is not finite survives a reset",
-}
-"""Measurements with one possible cause."""

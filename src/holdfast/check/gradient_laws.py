@@ -175,8 +175,8 @@ def _judge(name: str, actual: Tensor, expected: Tensor, at: Tensor) -> list[Meas
     agent, column = divmod(int(later.argmax()), len(AT))
     cut = bool((actual[later > TOLERANCE] == 0).all())
     finding = (
-        f"agent {agent}: the output of step {AT[column]} changes with the observation of step {int(at[agent])}, and its "
-        f"gradient is {float(actual[agent, column]):.1e} instead of {float(expected[agent, column]):.1e}"
+        f"agent {agent}: the output of step {AT[column]} changes with the observation of step {int(at[agent])}, "
+        f"and its gradient is {float(actual[agent, column]):.1e} instead of {float(expected[agent, column]):.1e}"
     )
     what = f"gradient of {name} to earlier observations against finite differences"
     return [Measurement(what, size, TOLERANCE, finding=finding, path="inside" if cut else "gradient of a segment")]

@@ -48,7 +48,7 @@ RESET_FIXES = {
     "trial starts ignored": "clear = first | trial where memory.clear_on is trial.",
     "only part of the state is reset": f"Reset every tensor of the state, every layer and unit: {_ALL_TENSORS}",
     "soft reset": f"Put the initial state in, do not scale the old one: {_CLEAR}",
-    "two different initial states": "Use one initial state for None, for the first rollout and for episode starts.",
+    "two different initial states": "Use one initial state for None, the first rollout and episode starts.",
     "flags are inverted": "first is true where an episode starts: torch.where(first, initial, state), not (~first).",
     "state reset by the flags of other rows": f"{_ROW_BY_ROW} first of rolled or reordered rows.",
     "state reset two steps late": f"first[t] belongs to obs[t]: {_CLEAR}",
@@ -100,8 +100,8 @@ FIXES = {
     "gradient flows into the entry state": "Start a replay from entry.detach().",
     "graph kept outside the state": "Keep no tensor with a graph on self between calls: detach it, or do not keep it.",
     "graph cut inside the segment": "Detach at a segment's edge only; within the segment the state keeps its graph.",
-    "wrong gradient": "Compare with torch.autograd.gradcheck; look for detach(), hooks and data of weights in the segment.",
-    "wrong hand-written backward": "Correct the backward; torch.autograd.gradcheck compares it with finite differences.",
+    "wrong gradient": "Compare with torch.autograd.gradcheck; look for detach(), hooks and .data in the segment.",
+    "wrong hand-written backward": "Correct the backward; torch.autograd.gradcheck compares it with differences.",
     "a parameter gets no gradient": "Take detach(), .data and no_grad() out of its path, or set requires_grad=False.",
     "no gradient": "Let outputs depend on the weights: no torch.no_grad() and no detach() in the path of the loss.",
     "gradient is NaN": "Look for sqrt, log or division at 0, and for where() around them, in the backward path.",
@@ -122,6 +122,29 @@ FIXES = {
     "the cell differs from its reference": "Compare the kernel with holdfast.memory.reference step by step.",
 }
 """All known bugs, each with its fix."""
+
+ONE_CAUSE = {
+    "state after evaluation": "evaluation modifies the training state",
+    "inputs": "inputs modified in place",
+    "entry": "gradient flows into the entry state",
+    "replay into replay": "graph kept outside the state",
+    "replay into act": "stored state keeps its graph",
+    "graph nodes": "stored state keeps its graph",
+    "compiled": "compiled and eager outputs differ",
+    "cell": "the cell differs from its reference",
+    "no gradient": "no gradient",
+    "not a number": "gradient is NaN",
+    "no parameter gradient": "a parameter gets no gradient",
+    "hand-written backward": "wrong hand-written backward",
+    "overflow": "a state that is not finite survives a reset",
+}
+"""Measurements with one possible cause."""
+
+
+def fix_of(name: str) -> str:
+    """Return the fix of a bug whose name ends with a number."""
+    return next(fix for start, fix in FIXES.items() if name.startswith(start))
+
 
 Selection = tuple[str, int] | None
 """A part of a state: `("tensor", 1)`, `("layer", 0)`, or None for all of it."""

@@ -16,14 +16,14 @@ from rich.console import Console
 from holdfast.build import build_world, load_policy
 from holdfast.check.adapters import adapt
 from holdfast.check.adapters.base import PolicyAdapter
+from holdfast.check.adapters.sb3 import load_recurrent_ppo
 from holdfast.check.laws import run_laws, run_world_laws
 from holdfast.check.preflight import Conditions
 from holdfast.check.world_recording import AGENTS, WorldUnderTest
-from holdfast.check.adapters.sb3 import load_recurrent_ppo
 from holdfast.cli.arguments import Parser, add_trust_code, output_file, parse_overrides
 from holdfast.cli.check_policy import find_policy
 from holdfast.config.run import all_keys, override
-from holdfast.errors import ConfigError, HoldfastError
+from holdfast.errors import ConfigError
 from holdfast.recipes import DEFAULT, find_recipe
 from holdfast.report.check_report import print_laws
 from holdfast.trust import trusting

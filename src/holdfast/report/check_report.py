@@ -55,7 +55,7 @@ def table(laws: Laws) -> Table:
     rows = Table("law", "measured", "bound", "", "what was measured", box=None, padding=(0, 2, 0, 0))
     for name, law in laws.items():
         mark = Text("✓", "green") if law.ok else Text("✗", "red")
-        mark = mark if law.is_measured else Text("–", "yellow")
+        mark = mark if law.is_measured else Text("-", "yellow")
         measured, limit = (number(law.measured), bound(law.worst)) if law.is_measured else ("n/a", "")
         rows.add_row(Text(name), measured, limit, mark, Text(law.worst.what))
     return rows

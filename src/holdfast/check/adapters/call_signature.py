@@ -13,17 +13,60 @@ from holdfast.errors import ContractError
 from holdfast.types import Bool, Tensor
 
 Role = Literal["x", "state", "first", "mask", "terminated", "truncated"]
-STATE_WORDS = set("state states hidden hiddens hx hxs memory mem carry cache h rnn lstm core hstate recurrent".split())
-MASK_WORDS = set("mask masks notdone notdones continue continues cont alive nonterminal keep".split())
-FIRST_WORDS = set("first firsts done dones init reset resets start starts begin begins terminal terminals".split())
-FIRST_WORDS |= set("episode restart restarts new isfirst isinit".split())
+STATE_WORDS = {
+    "state",
+    "states",
+    "hidden",
+    "hiddens",
+    "hx",
+    "hxs",
+    "memory",
+    "mem",
+    "carry",
+    "cache",
+    "h",
+    "rnn",
+    "lstm",
+    "core",
+    "hstate",
+    "recurrent",
+}
+MASK_WORDS = {"mask", "masks", "notdone", "notdones", "continue", "continues", "cont", "alive", "nonterminal", "keep"}
+FIRST_WORDS = {
+    "first",
+    "firsts",
+    "done",
+    "dones",
+    "init",
+    "reset",
+    "resets",
+    "start",
+    "starts",
+    "begin",
+    "begins",
+    "terminal",
+    "terminals",
+}
+FIRST_WORDS |= {"episode", "restart", "restarts", "new", "isfirst", "isinit"}
 END_WORDS: dict[str, Role] = {"terminated": "terminated", "terminateds": "terminated"}
 END_WORDS |= {"truncated": "truncated", "truncateds": "truncated"}
 FLAGS = ("first", "mask", "terminated", "truncated")
-INITIAL_METHODS = (
-    "initial_state get_initial_state init_state get_init_state initialize_state zero_state initial_states "
-    "init_hidden initial_hidden initialize_hidden get_initial_hidden initial_hidden_state initialize_carry initial"
-).split()
+INITIAL_METHODS = [
+    "initial_state",
+    "get_initial_state",
+    "init_state",
+    "get_init_state",
+    "initialize_state",
+    "zero_state",
+    "initial_states",
+    "init_hidden",
+    "initial_hidden",
+    "initialize_hidden",
+    "get_initial_hidden",
+    "initial_hidden_state",
+    "initialize_carry",
+    "initial",
+]
 
 
 @dataclass(frozen=True)
@@ -123,7 +166,7 @@ def initial_from_method(module: Any, rows: int) -> Any:
         if callable(method):
             try:
                 state = method(rows)
-            except Exception:  # noqa: S112
+            except Exception:
                 # A method of that name may take something else; other ways to make a state remain.
                 continue
             if any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(state)):
