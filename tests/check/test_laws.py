@@ -100,6 +100,7 @@ MEASUREMENTS = {
         "3 segments of 7 steps against single steps, f64",
         "7 segments of 3 steps against single steps, f64",
         "one segment of 96 steps against single steps, f64",
+        *[f"steps after the state that a segment of {steps} hands back, f64" for steps in (8, 5, 24)],
         *in_both("live segments against steps", *CELL),
         "outputs compiled against eager, f64",
         "gradients compiled against eager, f64",

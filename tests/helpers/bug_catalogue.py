@@ -318,8 +318,8 @@ class OtherLogProb(CleanAgent):
     """The log-probability of a rollout is of a sharper distribution."""
 
     def get_action_and_value(self, x, lstm_state, done, action=None):
-        given, log_prob, *outputs = super().get_action_and_value(x, lstm_state, done, action)
-        return given, log_prob * (1.1 if action is None else 1.0), *outputs
+        action_taken, log_prob, *outputs = super().get_action_and_value(x, lstm_state, done, action)
+        return action_taken, log_prob * (1.1 if action is None else 1.0), *outputs
 
 
 class NoClearWithGradients(CleanAgent):

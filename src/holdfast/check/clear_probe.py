@@ -14,7 +14,7 @@ from holdfast.types import Bool, Float, Tensor
 MOVE = 0.05
 MAX_NUMBERS = 512
 """Numbers of a state that are moved; of larger states an even sample."""
-GONE, KEPT = 1e-6, 1e-3
+GONE, SURVIVES = 1e-6, 1e-3
 """Shares of an effect below which it is gone, and within which it is all there."""
 
 PART, SOFT, TWO_STARTS = "only part of the state is reset", "soft reset", "two different initial states"
@@ -26,7 +26,7 @@ TOGETHER = "state reset only when all rows start together"
 
 @dataclass(frozen=True)
 class Clearing:
-    """The bug of how a single step clears, and what is known of it."""
+    """The bug of how a single step clears, and what is measurable of it."""
 
     name: str
     detail: str = ""
@@ -42,16 +42,16 @@ def clearing_bug(policy: PolicyCopy, script: Script) -> Clearing | None:
         rows = _wrong_rows(policy, step, state)
         if rows is not None:
             return rows
-        kept, numbers = _kept(policy, step, state)
-        if kept is None:
+        surviving, numbers = _moved_effects(policy, step, state)
+        if surviving is None:
             return _other_start(policy, step, state)
-        on, off = kept
+        on, off = surviving
         # A number whose effect is tiny tells nothing.
-        known = off > 1e-9 * off.max()
-        share = torch.where(known, on / off.clamp(min=1e-30), 0.0)[known]
+        measurable = off > 1e-9 * off.max()
+        share = torch.where(measurable, on / off.clamp(min=1e-30), 0.0)[measurable]
         if bool((share < GONE).all()):
             return _other_start(policy, step, state)
-        chosen = [number for number, is_known in zip(numbers, known.tolist(), strict=True) if is_known]
+        chosen = [number for number, is_measurable in zip(numbers, measurable.tolist(), strict=True) if is_measurable]
         return _name_share(share, chosen, all_floating=all(leaf.is_floating_point() for leaf in state_leaves(state)))
 
 
@@ -59,29 +59,29 @@ def _name_share(share: Float[Tensor, " N"], numbers: list[tuple[str, ...]], *, a
     gone = share < GONE
     if not bool(gone.any()):
         middle = float(share.median())
-        if bool(((share - 1).abs() < KEPT).all()):
+        if bool(((share - 1).abs() < SURVIVES).all()):
             return Clearing(NEVER)
         # Effects are not linear in the state, so shares differ a little.
         if middle < 1 and all_floating and bool(((share > middle / 3) & (share < middle * 3)).all()):
             return Clearing(SOFT, f"a share of {middle:.2g} of it stays")
         return None
-    kept = [number for number, is_gone in zip(numbers, gone.tolist(), strict=True) if not is_gone]
-    return Clearing(PART, _where(kept, numbers))
+    surviving = [number for number, is_gone in zip(numbers, gone.tolist(), strict=True) if not is_gone]
+    return Clearing(PART, _where(surviving, numbers))
 
 
-def _where(kept: list[tuple[str, ...]], numbers: list[tuple[str, ...]]) -> str:
+def _where(surviving: list[tuple[str, ...]], numbers: list[tuple[str, ...]]) -> str:
     """Say which numbers stay, by the axes that tell them from the others."""
     words = []
     for axis, what in enumerate(("", "index", "unit")):
-        values = {number[axis] for number in kept if len(number) > axis}
+        values = {number[axis] for number in surviving if len(number) > axis}
         if values and values < {number[axis] for number in numbers if len(number) > axis}:
             listed = sorted(values, key=lambda word: (len(word), word))
             shown = ", ".join(listed[:4]) + (" and others" if len(listed) > 4 else "")
             words.append(f"{what} {shown}".strip())
-    return f"{len(kept)} of {len(numbers)} numbers stay{': ' + ', '.join(words) if words else ''}"
+    return f"{len(surviving)} of {len(numbers)} numbers stay{': ' + ', '.join(words) if words else ''}"
 
 
-def _kept(
+def _moved_effects(
     policy: PolicyCopy, step: StepBatch, state: State
 ) -> tuple[tuple[Float[Tensor, " N"], Float[Tensor, " N"]] | None, list[tuple[str, ...]]]:
     """Move each floating-point number of a state; return the effects with a flag and without, and its position."""

@@ -250,9 +250,9 @@ class Diagnosis:
         differing, matching = 0, 0
         bound = largest_allowed(BOUND[policy.kind]) * max(1.0, float(measured.abs().max()))
         blocks = (leaf.unflatten(1, (-1, HORIZON)).flatten(0, 1) for leaf in (predicted, measured, right))
-        for said, was, should in zip(*blocks, strict=True):
+        for guess, was, should in zip(*blocks, strict=True):
             wrong = float((was - should).abs().max())
-            left = float((said - was).abs().max())
+            left = float((guess - was).abs().max())
             if wrong > bound:
                 differing += 1
                 matching += left <= max(bound, UNEXPLAINED_SHARE * wrong) and left <= max(bound, 1e-3 * wrong)

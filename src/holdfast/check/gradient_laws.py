@@ -75,11 +75,11 @@ def segment_gradients(context: CheckContext) -> list[Measurement]:
         return []
     inputs = policy.to_policy(context.script)
     few = torch.arange(2 if _is_large(context) else 8)
-    whole = Segment(policy, inputs.step_batches(0, STEPS)[few], None)
+    all_steps = Segment(policy, inputs.step_batches(0, STEPS)[few], None)
     _, states = policy.steps(context.script.without_flags(), stop=HORIZON)
     carried = Segment(policy, inputs.without_flags().step_batches(0, STEPS)[few], policy.rows.pick(states[-1], few))
-    parts = _hand_written(policy, replace(whole, batch=whole.batch[:, :4]))
-    return [*parts, *_to_observations(carried), *_of_single_steps(whole), *_to_parameters(whole)]
+    parts = _hand_written(policy, replace(all_steps, batch=all_steps.batch[:, :4]))
+    return [*parts, *_to_observations(carried), *_of_single_steps(all_steps), *_to_parameters(all_steps)]
 
 
 def _is_large(context: CheckContext) -> bool:

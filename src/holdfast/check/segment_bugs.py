@@ -27,8 +27,8 @@ def flag_rules(clear: Bool[Tensor, "A N1"]) -> Iterator[ResetRule]:
     yield ResetRule(ROLLED, by_segment.roll(1, 2).flatten(1))
     yield ResetRule(ROLLED, by_segment.roll(-1, 2).flatten(1))
     for shift, name in ((2, TWO_LATE), (-2, TWO_EARLY)):
-        kept = offset >= 2 if shift > 0 else offset < HORIZON - 2
-        yield ResetRule(name, right.roll(shift, 1) & kept)
+        inside = offset >= 2 if shift > 0 else offset < HORIZON - 2
+        yield ResetRule(name, right.roll(shift, 1) & inside)
     for order in (right.roll(1, 0), right.roll(-1, 0), right.flip(0)):
         yield ResetRule(OTHER_ROWS, order)
     yield ResetRule("a segment's flags are read backwards", by_segment.flip(2).flatten(1))

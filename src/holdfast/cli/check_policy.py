@@ -32,8 +32,8 @@ def find_policy(target: str, keys: Mapping[str, str], options: dict[str, Any]) -
     obj = import_object(target, "") if ":" in target and not target.startswith("component:") else None
     if obj is None or (isinstance(obj, type) and issubclass(obj, LSTMWrapper)):
         return _own_policy(target, keys, options)
-    known = {key: value for key, value in keys.items() if not key.startswith(POLICY)}
-    config = _config({"world": "recall", **known}) if known else None
+    world_keys = {key: value for key, value in keys.items() if not key.startswith(POLICY)}
+    config = _config({"world": "recall", **world_keys}) if world_keys else None
     arguments = {key.removeprefix(POLICY): _literal(value) for key, value in keys.items() if key.startswith(POLICY)}
     if config is None:
         return adapt(instantiate(obj, target, None, arguments), **options)
@@ -76,8 +76,8 @@ def instantiate(obj: Any, target: str, world: World | None, arguments: dict[str,
         return obj
     parameters = inspect.signature(obj).parameters
     if world is not None:
-        given = _from_world(world)
-        arguments = {name: given[NEEDED_BY[name]] for name in parameters if name in NEEDED_BY} | arguments
+        offered = _from_world(world)
+        arguments = {name: offered[NEEDED_BY[name]] for name in parameters if name in NEEDED_BY} | arguments
     try:
         inspect.signature(obj).bind(**arguments)
     except TypeError as error:

@@ -83,8 +83,11 @@ class PolicyAdapter(ABC):
         constructor: Any = cls
         if world is not None:
             accepted = inspect.signature(constructor).parameters
-            known = {"obs": world.spec.observation_space, "actions": world.spec.action or len(world.spec.action_names)}
-            options = {name: value for name, value in known.items() if name in accepted} | options
+            from_world = {
+                "obs": world.spec.observation_space,
+                "actions": world.spec.action or len(world.spec.action_names),
+            }
+            options = {name: value for name, value in from_world.items() if name in accepted} | options
         return constructor(policy, **options)
 
     def random_obs(self, size: tuple[int, ...], generator: torch.Generator) -> Tensor:

@@ -79,8 +79,8 @@ class CleanRL(PolicyAdapter):
             chosen.numel() == step.action.numel() and bool((chosen.reshape(step.action.shape) == step.action).all())
         ):
             # It draws actions in a way of its own, so the script's is evaluated.
-            _, given, _ = self._call(step.obs, before, step.first, step.action)
-            outputs = {**outputs, "logprob": given["logprob"]}
+            _, evaluated, _ = self._call(step.obs, before, step.first, step.action)
+            outputs = {**outputs, "logprob": evaluated["logprob"]}
         return outputs, after
 
     def replay(self, batch: StepBatch, state: State) -> Outputs:
@@ -125,7 +125,7 @@ def zero_state(core: Any, rows: int) -> State:
 def sampling(action: Tensor) -> Iterator[None]:
     """Let distributions of PyTorch draw the given action, where its shape fits."""
 
-    def given(original: Any) -> Any:
+    def replacing(original: Any) -> Any:
         def sample(self: Any, sample_shape: Any = ()) -> Tensor:
             drawn = original(self, sample_shape)
             return action.to(drawn.dtype).reshape(drawn.shape) if drawn.shape == action.shape else drawn
@@ -134,5 +134,5 @@ def sampling(action: Tensor) -> Iterator[None]:
 
     with ExitStack() as stack:
         for kind, name in ((Categorical, "sample"), (Normal, "sample"), (Normal, "rsample"), (Bernoulli, "sample")):
-            stack.enter_context(patch.object(kind, name, given(getattr(kind, name))))
+            stack.enter_context(patch.object(kind, name, replacing(getattr(kind, name))))
         yield

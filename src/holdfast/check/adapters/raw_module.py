@@ -51,7 +51,7 @@ class RawModule(PolicyAdapter):
         self.layout, self._flag_dtype, self._two_rows, self._rows = self._find_call(layout)
         if self.sees_first:
             self._inverted = self._flags_are_inverted()
-        self.module = module
+        self.module, self.reads_segments = module, self.layout != "step"
         flags = f", with starts as {self._signature.flag_name}" if self.sees_first else ""
         note = f"called as x {SHAPES[self.layout]}{flags}{', one minus done' if self._masks else ''}"
         self.notes = (f"{note}: inferred by calling it",) if layout is None else (note,)
@@ -100,11 +100,6 @@ class RawModule(PolicyAdapter):
     def advance(self, batch: StepBatch, state: State) -> State:
         """Call it with the segment, or step by step."""
         return self._call_segment(batch, state)[1]
-
-    @property
-    def reads_segments(self) -> bool:
-        """Whether one call reads a segment."""
-        return self.layout != "step"
 
     def _call_segment(self, batch: StepBatch, state: State) -> tuple[Outputs, State]:
         if self.layout == "batch first":
