@@ -63,7 +63,13 @@ def fast(kind=Fast):
 
 
 def raw_module(make, **options):
-    return with_story(make, lambda: RawModule(seeded(make), **{"obs": 5, **options}))
+    def adapter():
+        adapter = RawModule(seeded(make), **{"obs": 5, **options})
+        # Modules without starts are cleared by their caller.
+        adapter.must_clear = adapter.sees_first
+        return adapter
+
+    return with_story(make, adapter)
 
 
 def agent(kind=foreign.Agent, adapter=CleanRL, **options):

@@ -1,5 +1,6 @@
 """Comparisons of tensors with bounds, and row operations on state trees."""
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -68,6 +69,16 @@ def _location(diff: Tensor, axes: tuple[str, ...], columns: list[str] | None) ->
 
 State = Any
 """A tree of tensors: tensors, tuples, lists, dictionaries, named tuples, nested in any way."""
+
+
+def register_dataclasses(state: State) -> State:
+    """Let PyTorch see into a state's dataclasses, and return the state."""
+    for leaf in pytree.tree_leaves(state):
+        if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+            pytree.register_dataclass(type(leaf))
+            register_dataclasses(state)
+            break
+    return state
 
 
 def state_leaves(state: State) -> list[Tensor]:

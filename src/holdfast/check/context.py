@@ -6,6 +6,8 @@ from functools import cached_property
 import torch
 
 from holdfast.check.adapters.base import PolicyAdapter, RolloutAndReplay
+from holdfast.check.compare import named_leaves
+from holdfast.check.long_laws import LongRun
 from holdfast.check.policy_copy import AGENTS, HORIZON, STEPS, PolicyCopy
 from holdfast.check.preflight import Conditions, preflight
 from holdfast.check.probes import GradientReach, gradient_between_calls, gradient_within_segments
@@ -15,6 +17,8 @@ from holdfast.errors import ConfigError, ContractError, error_text
 from holdfast.types import Bool, Float, Tensor
 
 SHARE_OF_STARTS = 0.12
+COPIES = 4
+"""Copies of the agents in one run."""
 
 
 @dataclass(frozen=True)
@@ -73,15 +77,18 @@ class CheckContext:
     @cached_property
     def information_reach(self) -> dict[str, Float[Tensor, "N A N K"]]:
         """Change all observations of one step and measure which outputs change."""
-        script, base = self.script, self.outputs[self.exact.dtype]
-        rollout, replay = [], []
-        for step in range(STEPS):
+        # Four copies of the agents change four steps in one run.
+        script = self.script[torch.arange(COPIES * AGENTS) % AGENTS]
+        base, apart = self.exact.rollout_and_replay(script), STEPS // COPIES
+        reach = torch.zeros(2, STEPS, *base.rollout.unflatten(0, (COPIES, AGENTS)).shape[1:], dtype=base.rollout.dtype)
+        for step in range(apart):
             where = torch.zeros_like(script.first)
-            where[:, step] = True
+            for copy in range(COPIES):
+                where[copy * AGENTS : (copy + 1) * AGENTS, copy * apart + step] = True
             outputs = self.exact.rollout_and_replay(script.changed(where))
-            rollout.append((outputs.rollout - base.rollout).abs())
-            replay.append((outputs.replay - base.replay).abs())
-        return {"rollout": torch.stack(rollout), "replay": torch.stack(replay)}
+            for number, (changed, was) in enumerate(zip(_pair(outputs), _pair(base), strict=True)):
+                reach[number, step::apart] = (changed - was).abs().unflatten(0, (COPIES, AGENTS))
+        return {"rollout": reach[0], "replay": reach[1]}
 
     @cached_property
     def separated_by_reset(self) -> Bool[Tensor, "N A N"]:
@@ -106,6 +113,11 @@ class CheckContext:
         """Gradients of outputs with respect to observations, `[input, agent, output]`."""
         return gradient_within_segments(self.exact, self.script)
 
+    @cached_property
+    def long_run(self) -> LongRun:
+        """Long episodes of many agents."""
+        return LongRun.of(self)
+
     def reach(self) -> Reach:
         """Collect the arrays for plots."""
         change = {name: diff.amax(-1) for name, diff in self.information_reach.items()}
@@ -116,6 +128,10 @@ class CheckContext:
             gradient = torch.maximum(gradient, self.gradient)
         clears, valid = self.clears[:, :STEPS], self.script.valid[:, :STEPS]
         return Reach(change["rollout"], change["replay"], gradient, clears, valid, HORIZON)
+
+
+def _pair(outputs: RolloutAndReplay) -> tuple[Tensor, Tensor]:
+    return outputs.rollout, outputs.replay
 
 
 def prepare(adapter: PolicyAdapter, conditions: Conditions | None = None) -> CheckContext:
@@ -138,11 +154,23 @@ def prepare(adapter: PolicyAdapter, conditions: Conditions | None = None) -> Che
     try:
         exact = _copy(adapter, torch.float64, conditions)
         preflight(exact, script)
+        _require_float64(exact, script)
     except ContractError as error:
         note = f"not measured in float64, where it does not run: {error}"
         perturbed = _copy_as_trained(adapter, conditions, perturb=True)
         return CheckContext({perturbed.kind: perturbed}, script, columns, (*notes, note))
     return CheckContext({torch.float64: exact, as_trained.kind: as_trained}, script, columns, notes)
+
+
+@torch.no_grad()
+def _require_float64(policy: PolicyCopy, script: Script) -> None:
+    """Raise if a policy computes in float32 whatever its weights are."""
+    with policy.default_dtype():
+        inputs = policy.to_policy(script)
+        outputs, state = policy.adapter.act(inputs.at(0), policy.adapter.initial(script.agents))
+    for name, leaf in [*outputs.items(), *named_leaves(state).items()]:
+        if leaf.is_floating_point() and leaf.dtype != torch.float64:
+            raise ContractError(f"its {name} is {str(leaf.dtype).removeprefix('torch.')}.")
 
 
 def _copy_as_trained(adapter: PolicyAdapter, conditions: Conditions, *, perturb: bool = False) -> PolicyCopy:

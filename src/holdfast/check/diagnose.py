@@ -5,12 +5,16 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import torch
+from torch.utils import _pytree as pytree
 
-from holdfast.check import known_bugs, probes
+from holdfast.check import known_bugs, probes, segment_bugs
+from holdfast.check.adapters.base import RolloutAndReplay
 from holdfast.check.adapters.holdfast_extras import run_in_slices
+from holdfast.check.clear_probe import INVERTED, PART, Clearing, clearing_bug
 from holdfast.check.compare import BOUND, State, clone_state
 from holdfast.check.context import CheckContext
-from holdfast.check.known_bugs import FIXES, RESET_FIXES, ResetRule
+from holdfast.check.known_bugs import FIXES, ONE_CAUSE, RESET_FIXES, ResetRule, fix_of
+from holdfast.check.path_bugs import BOOTSTRAP, long_segment_bug, source_of_bootstrap
 from holdfast.check.policy_copy import AGENTS, HORIZON, STEPS, PolicyCopy
 from holdfast.check.results import Law, Measurement, Pattern
 from holdfast.check.state_laws import replay_row_by_row
@@ -19,6 +23,8 @@ from holdfast.types import Tensor
 
 UNEXPLAINED_SHARE = 0.05
 """A hypothesis may leave at most this share of the error unexplained."""
+EXPLAINED_SHARE = 0.85
+"""A hypothesis must give at least this share of the segments that differ from the right ones."""
 
 HIDDEN_STATE = "state kept outside the returned state"
 KEEPS_GRAPH = "stored state keeps its graph"
@@ -28,11 +34,12 @@ NOT_RESET = ("state never reset", "only a segment's first flag resets the state"
 
 def diagnose(context: CheckContext, laws: Sequence[Law]) -> list[Law]:
     """Add the known bug to every broken law that one explains."""
-    if all(law.ok for law in laws):
+    if all(law.ok or law.worst.required for law in laws):
         return list(laws)
     graph_grew = any(part.path == "graph nodes" and not part.ok for law in laws for part in law.parts)
-    diagnosis = Diagnosis(context, graph_grew)
-    return [law if law.ok else replace(law, pattern=diagnosis.explain(law)) for law in laws]
+    generic = any(part.path in _GENERIC for law in laws for part in law.broken)
+    diagnosis = Diagnosis(context, graph_grew, generic)
+    return [law if law.ok or law.worst.required else replace(law, pattern=diagnosis.explain(law)) for law in laws]
 
 
 @dataclass(frozen=True)
@@ -42,31 +49,60 @@ class Diagnosis:
     context: CheckContext
     graph_grew: bool = False
     """Whether the graph grew with time, which explains growing bytes."""
+    generic: bool = False
+    """Whether something breaks that needs no long run, many rows or other mode."""
 
     def explain(self, law: Law) -> Pattern | None:
         """Return the known bug behind a broken law, with the phase it is confined to."""
         try:
             for part in law.broken:
+                if self.generic and part.path in _SIZES:
+                    # What breaks in a short run too is not a matter of size.
+                    continue
                 name = "random numbers in the forward pass" if self.random else self._name(law.name, part)
                 if name is not None:
                     confined = name in RESET_FIXES and name != self.rollout_bug and part.path in _PHASES
-                    return Pattern(f"{name} ({_PHASES[part.path]})" if confined else name, FIXES[name])
+                    write, detail = FIXES.get(name) or fix_of(name), self.details.get(name, "")
+                    name_of_phase = f"{name} ({_PHASES[part.path]})" if confined else name
+                    return Pattern(name_of_phase, write, detail, self.shares.get(name))
             return None
         except Exception:
             # The policy raised during the diagnosis: no known bug explains that, and the finding stands.
             return None
 
+    @cached_property
+    def details(self) -> dict[str, str]:
+        """What else is known of a bug, by its name."""
+        return {}
+
+    @cached_property
+    def shares(self) -> dict[str, float]:
+        """The share of the differing segments that a bug explains, by its name."""
+        return {}
+
     def _name(self, law: str, part: Measurement) -> str | None:
-        if part.path in _ONE_CAUSE:
-            return _ONE_CAUSE[part.path]
+        if part.path in ONE_CAUSE:
+            return ONE_CAUSE[part.path]
         experiments: dict[str, Callable[[], str | None]] = {
             "act into act": self._graph_bug,
-            "step to step": lambda: self._any_bug() or "graph cut inside the segment",
+            "step to step": lambda: self._any_bug() or self._cut_inside(),
+            "inside": lambda: self._any_bug() or self._cut_inside(),
+            **dict.fromkeys(_GRADIENTS, lambda: self._any_bug() or (self._cut_inside() and "wrong gradient")),
+            "bootstrap value": lambda: self._any_bug() or self._bootstrap_bug(),
+            "exit state": lambda: self._any_bug() or "the state a segment returns is wrong",
+            "none state": lambda: self._any_bug() or self._start_bug(),
+            "episode alone": lambda: self._any_bug() or self._no_tensor_bug(),
+            "late start": lambda: self._any_bug() or "state not reset after a long episode",
+            "late memory": lambda: self._any_bug() or "forgets after a fixed number of steps",
+            "long segment": lambda: self._any_bug() or long_segment_bug(self.context),
+            "many rows": lambda: self._any_bug() or "many rows are read differently",
+            "evaluation mode": lambda: self._any_bug() or self.evaluation_bug or _EVALUATION,
+            "one agent in evaluation": lambda: self._any_bug() or IGNORED_FOR_ONE_IN_EVALUATION,
             "bootstrap": lambda: HIDDEN_STATE if self.hidden else "bootstrap value advances the state",
             "saved": self._save_bug,
             "get_memory": self._save_bug,
             "bytes": lambda: None if self.graph_grew else "memory use grows with time",
-            "one agent": self._single_agent_bug,
+            "one agent": lambda: self.rollout_bug or self._single_agent_bug(),
             "rollout": lambda: self.rollout_bug or self.side_effect,
             "evaluation": lambda: self.rollout_bug or self.evaluation_bug or self.side_effect,
             # The law replay compares update and rollout, so there the update is tried first.
@@ -116,6 +152,13 @@ class Diagnosis:
                 return results[-1]
         return results[0]
 
+    @cached_property
+    def _clearing(self) -> Clearing | None:
+        """What a step's flags clear, by moving one number of the state at a time."""
+        if not self.context.adapter.sees_first or self.context.adapter.clear_on != "episode":
+            return None
+        return clearing_bug(self.context.exact, self.context.script)
+
     def _match_rule(self, policy: PolicyCopy, measured: Tensor) -> tuple[ResetRule | None, list[State]]:
         script, right = self.context.script, None
         for rule in known_bugs.reset_rules(policy, script, self.context.clears):
@@ -129,8 +172,21 @@ class Diagnosis:
     @cached_property
     def rollout_bug(self) -> str | None:
         """The bug of rollouts."""
+        if not self.hidden and self._clearing is not None and self._clearing.name == INVERTED:
+            # A chain of steps without flags would be cleared at every step.
+            return INVERTED
         rule = self._rollout_rule[1]
-        return None if rule is None else rule.name or None
+        if rule is not None and rule.name and rule.name != PART:
+            return rule.name
+        exact = self.context.exact
+        outputs = self.context.outputs[exact.dtype].rollout
+        is_right = self.same(exact, exact.steps(self.context.script, reset=self.context.clears)[0], outputs)
+        clearing = None if self.hidden or (rule is not None and is_right and not rule.name) else self._clearing
+        if clearing is None:
+            return None if rule is None else rule.name or None
+        if clearing.detail:
+            self.details[clearing.name] = clearing.detail
+        return clearing.name
 
     @cached_property
     def evaluation_bug(self) -> str | None:
@@ -151,11 +207,56 @@ class Diagnosis:
             predicted = known_bugs.predict_replay(policy, script, entry, reset)
             if self.explains(policy, predicted, outputs.replay, outputs.rollout):
                 return entry_bug or reset.name or None
+        more = self._other_segment_bug(policy, states, outputs)
+        if more is not None:
+            return more
         replayed = self._replay_segments(policy, states)
         for predicted in known_bugs.swapped_axes(policy, script, states, self.context.clears):
             if self.explains(policy, predicted, replayed, outputs.rollout):
                 return "time and batch axes swapped"
         return self._entry_bug(policy, states, outputs.replay)
+
+    def _other_segment_bug(self, policy: PolicyCopy, states: list[State], outputs: RolloutAndReplay) -> str | None:
+        """Compare what else a segment may start from or apply, by the share of differing segments that each gives."""
+        script, clears = self.context.script, self.context.clears
+        (_, right), (_, zeros), *_ = known_bugs.entry_rules(policy, states)
+        rule = ResetRule("", clears[:, :STEPS])
+        candidates = [(other.name, right, other) for other in segment_bugs.flag_rules(clears)]
+        candidates += [(name, entry, rule) for name, entry in segment_bugs.entry_rules(policy, right, zeros)]
+        candidates += [
+            (entry_bug or reset.name, entry, reset) for (entry_bug, entry), reset in self._rule_pairs(policy, states)
+        ]
+        best, best_share = None, EXPLAINED_SHARE
+        for name, entry, reset in candidates:
+            predicted = known_bugs.predict_replay(policy, script, entry, reset)
+            share = self.share(policy, predicted, outputs.replay, outputs.rollout)
+            if share > best_share and name:
+                best, best_share = name, share
+            if share == 1:
+                break
+        if best is None:
+            return None
+        name, _, detail = best.partition(" to ") if best.startswith(segment_bugs.ROUNDED) else (best, "", "")
+        self.shares[name] = best_share
+        if detail:
+            self.details[name] = f"to {detail}"
+        return name
+
+    def share(self, policy: PolicyCopy, predicted: Tensor, measured: Tensor, right: Tensor) -> float:
+        """Return the share of the segments that differ from the right ones which a prediction gives.
+
+        A segment that is right although the prediction says otherwise does not count: a bug may begin later.
+        """
+        differing, matching = 0, 0
+        bound = largest_allowed(BOUND[policy.kind]) * max(1.0, float(measured.abs().max()))
+        blocks = (leaf.unflatten(1, (-1, HORIZON)).flatten(0, 1) for leaf in (predicted, measured, right))
+        for guess, was, should in zip(*blocks, strict=True):
+            wrong = float((was - should).abs().max())
+            left = float((guess - was).abs().max())
+            if wrong > bound:
+                differing += 1
+                matching += left <= max(bound, UNEXPLAINED_SHARE * wrong) and left <= max(bound, 1e-3 * wrong)
+        return matching / differing if differing else 0.0
 
     def _rule_pairs(self, policy: PolicyCopy, states: list[State]) -> list[tuple[tuple[str, State], ResetRule]]:
         """List hypotheses: one wrong rule first, then a wrong entry with a wrong reset."""
@@ -194,6 +295,31 @@ class Diagnosis:
         return better and self.same(policy, predicted, measured)
 
     # Experiments of single paths.
+
+    def _cut_inside(self) -> str | None:
+        """Whether values are right where the gradient ends, so that nothing but the graph is cut."""
+        outputs = self.context.outputs[self.context.exact.dtype]
+        right = self.same(self.context.exact, outputs.replay, outputs.rollout)
+        return "graph cut inside the segment" if right else None
+
+    def _start_bug(self) -> str | None:
+        clearing = self._clearing
+        if clearing is not None:
+            self.details[clearing.name] = clearing.detail
+        return None if clearing is None else clearing.name
+
+    def _no_tensor_bug(self) -> str | None:
+        """Whether a state has numbers that are no tensors, which no flag clears."""
+        with self.context.exact.default_dtype():
+            state = self.context.adapter.initial(2)
+        plain = any(isinstance(leaf, int | float) for leaf in pytree.tree_leaves(state))
+        return "something in the state that is no tensor" if plain else self._start_bug()
+
+    def _bootstrap_bug(self) -> str:
+        detail = source_of_bootstrap(self.context)
+        if detail is not None:
+            self.details[BOOTSTRAP] = detail
+        return BOOTSTRAP
 
     def _single_sequence_bug(self) -> str | None:
         """Find the bug of a sequence that is replayed in a batch of one."""
@@ -249,22 +375,22 @@ class Diagnosis:
         return HIDDEN_STATE if self.hidden else "part of the state is not saved"
 
 
+_GENERIC = ("rollout", "replay", "evaluation", "one agent", "single sequence")
+_SIZES = (
+    "exit state",
+    "late start",
+    "late memory",
+    "long segment",
+    "many rows",
+    "evaluation mode",
+    "one agent in evaluation",
+)
+"""Measurements of sizes and modes, which name those only if nothing else is broken."""
+_EVALUATION = "evaluation mode computes something else"
+_GRADIENTS = ("gradient of a segment", "chain gradient", "gradient of a parameter")
+IGNORED_FOR_ONE_IN_EVALUATION = "a batch of one is read differently"
 _PHASES = {
     **dict.fromkeys(("replay", "single sequence", "short segments"), "in updates"),
     "evaluation": "in evaluation",
 }
 """The phase of a measurement, where a bug may be confined to one."""
-
-_ONE_CAUSE = {
-    "state after evaluation": "evaluation modifies the training state",
-    "inputs": "inputs modified in place",
-    "entry": "gradient flows into the entry state",
-    "replay into replay": "graph kept outside the state",
-    "replay into act": KEEPS_GRAPH,
-    "graph nodes": KEEPS_GRAPH,
-    "compiled": "compiled and eager outputs differ",
-    "cell": "the cell differs from its reference",
-    "no gradient": "no gradient",
-    "not a number": "gradient is NaN",
-}
-"""Measurements with one possible cause."""

@@ -3,10 +3,15 @@
 The first line of a law's docstring is its sentence on the page of a check.
 """
 
+from dataclasses import replace
+
 import torch
 
+from holdfast.check.call_laws import episodes_alone, none_as_state, overflowing_states
 from holdfast.check.compare import AXES, BOUND, SHORT, expect_close, expect_nonzero, expect_zero
 from holdfast.check.context import CheckContext
+from holdfast.check.gradient_laws import segment_gradients
+from holdfast.check.long_laws import late_memory, late_starts, many_rows
 from holdfast.check.policy_copy import AGENTS, HORIZON, STEPS
 from holdfast.check.probes import gradient_of_each
 from holdfast.check.results import Measurement, not_measured
@@ -28,6 +33,7 @@ def cut(context: CheckContext) -> list[Measurement]:
         is_nan = size != size
         finding, path = ("it is NaN", "not a number") if is_nan else ("there is none", "no gradient")
         parts.append(expect_nonzero(f"gradient of {name} in a replay", size, finding, path))
+    parts += segment_gradients(context)
     if context.gradient is not None and not context.exact.has_no_memory:
         parts.append(_gradient_to_previous_step(context, context.gradient))
     return parts
@@ -39,6 +45,12 @@ def _gradient_to_previous_step(context: CheckContext, gradient: Float[Tensor, "N
     steps = steps[(steps + 1) % HORIZON != 0]
     required = context.must_propagate[steps, :, steps + 1] & (gradient[steps, :, steps] != 0)
     if not bool(required.any()):
+        # A memory may answer later than it reads.
+        later = gradient * (
+            context.must_propagate & (torch.arange(STEPS)[:, None, None] // HORIZON == torch.arange(STEPS) // HORIZON)
+        )
+        if bool((later != 0).any()):
+            return expect_nonzero(what, float(later.max()), "", "step to step")
         return expect_nonzero(what, 0.0, "there is none at any step", "no gradient")
     smallest = gradient[steps, :, steps + 1].masked_fill(~required, torch.inf).amin(1)
     step = int(steps[smallest.argmin()])
@@ -56,7 +68,7 @@ def carry(context: CheckContext) -> list[Measurement]:
         what = f"rollouts against one chain of steps, {SHORT[dtype]}"
         options = {"columns": context.columns, "path": "rollout"}
         parts.append(expect_close(what, context.outputs[dtype].rollout, expected, BOUND[dtype], **options))
-    return [*parts, _carried_in_evaluation(context)]
+    return [*parts, _carried_in_evaluation(context), *late_memory(context.long_run)]
 
 
 def _carried(context: CheckContext, name: str, diff: Float[Tensor, "N A N K"]) -> Measurement:
@@ -133,7 +145,7 @@ def _carried_in_evaluation(context: CheckContext) -> Measurement:
 def clear(context: CheckContext) -> list[Measurement]:
     """No information crosses an episode start, in rollout, update and evaluation."""
     if not context.adapter.sees_first:
-        return [not_measured("nothing: the policy gets no episode flags, its caller clears the state")]
+        return [_not_cleared(context)]
     parts: list[Measurement] = []
     axes, columns = ("input step", "agent", "output step"), context.columns
     invalid = ~context.script.valid[:, :STEPS].T[:, :, None]
@@ -156,7 +168,20 @@ def clear(context: CheckContext) -> list[Measurement]:
         parts += [_across_last_start(context, dtype, "rollout") for dtype in context.copies]
         parts += [_as_from_initial_state(context, dtype) for dtype in context.copies]
         parts.append(_across_last_start(context, next(iter(context.copies)), "evaluation"))
+        parts += [*none_as_state(context), *episodes_alone(context), *overflowing_states(context)]
+        parts += late_starts(context.long_run, context.adapter.clear_on == "episode")
     return parts
+
+
+def _not_cleared(context: CheckContext) -> Measurement:
+    """Return what is known of a policy that gets no episode starts: nothing."""
+    if context.exact.has_no_memory:
+        return not_measured("nothing: the policy has no memory")
+    if not context.adapter.must_clear:
+        return not_measured("nothing: the policy gets no episode starts, its caller clears the state")
+    what = "cannot clear: the policy gets no episode starts"
+    advice = "if its caller clears the state, say so: --no-clear, or check(policy, clear=False)"
+    return replace(not_measured(what, advice), required=True)
 
 
 def _across_last_start(context: CheckContext, dtype: torch.dtype, phase: str) -> Measurement:
@@ -207,6 +232,7 @@ def isolate(context: CheckContext) -> list[Measurement]:
         *_permuted(context),
         expect_close("half of the agents alone", halves, expected, bound, columns=columns, path="rollout"),
         expect_close("one agent alone", single, expected[few], bound, columns=columns, path="one agent"),
+        *many_rows(context.long_run, context.adapter.sees_first),
     ]
 
 

@@ -46,7 +46,18 @@ RESET_FIXES = {
     ),
     "invalid steps update the state": "Keep the state where valid is false: torch.where(valid, new_state, state).",
     "trial starts ignored": "clear = first | trial where memory.clear_on is trial.",
-    "only part of the state is reset": f"Reset every tensor of the state: {_ALL_TENSORS}",
+    "only part of the state is reset": f"Reset every tensor of the state, every layer and unit: {_ALL_TENSORS}",
+    "soft reset": f"Put the initial state in, do not scale the old one: {_CLEAR}",
+    "two different initial states": "Use one initial state for None, the first rollout and episode starts.",
+    "flags are inverted": "first is true where an episode starts: torch.where(first, initial, state), not (~first).",
+    "state reset by the flags of other rows": f"{_ROW_BY_ROW} first of rolled or reordered rows.",
+    "state reset two steps late": f"first[t] belongs to obs[t]: {_CLEAR}",
+    "state reset two steps early": f"first[t] belongs to obs[t]: {_CLEAR}",
+    "a segment's last flag is ignored": "Reset at every step of the segment, the last one too: first[:, t] for all t.",
+    "a segment's flags are rolled by one step": "Use first[:, t] with obs[:, t]; roll() moves flags across the edge.",
+    "a segment's flags are read backwards": "Use first[:, t] with obs[:, t], in the order of time.",
+    "state not reset after a long episode": f"Reset whatever the episode's length: {_CLEAR}",
+    "forgets after a fixed number of steps": f"Carry the state through the whole episode; {_AT_STARTS_ONLY}",
 }
 """Bugs of when the state is reset, each with its fix; a bug may be confined to one phase."""
 
@@ -62,7 +73,21 @@ FIXES = {
         "Shuffle entry states with the same index as their segments: entry[index], steps[index]."
     ),
     "part of the entry state is lost": f"Store every tensor of the state: {_ALL_TENSORS}",
+    "entry state is rounded": "Store the state in the dtype the cell computes in.",
+    "parts of the entry state are swapped": "Store and read tensors and layers of the state in the same order.",
+    "entry state is shifted by one": "Store and read the window of the state with the same offset.",
     # How a segment is read.
+    "segments are read in chunks": "Carry the state from chunk to chunk of a segment; reset it where `first` is true.",
+    "segments longer than 32 steps are read differently": "Do nothing that depends on the length of a segment.",
+    "many rows are read differently": "Do nothing that depends on the number of rows.",
+    "the state a segment returns is wrong": "Return the state after the segment's last step, with its resets.",
+    "acting without an action differs": "Compute the same, whether an action is given or sampled.",
+    "evaluation mode computes something else": "Do nothing in the memory that depends on module.training.",
+    "bootstrap value of another state": (
+        "Compute the bootstrap value from the next observation and the state after the last step, like any other value."
+    ),
+    "something in the state that is no tensor": "Make it a tensor with a row for each agent, and reset that too.",
+    "a state that is not finite survives a reset": "torch.where(first, initial, state): 0 * inf is NaN.",
     "time and batch axes swapped": "Use transpose(0, 1) between [B,T] and [T,B]; reshape and view regroup numbers.",
     "resets ignored in a batch of one": "Reset for any batch size; do not squeeze or branch on a batch of one.",
     "a batch of one is read differently": "Treat one row like many; do not squeeze the batch axis.",
@@ -75,6 +100,9 @@ FIXES = {
     "gradient flows into the entry state": "Start a replay from entry.detach().",
     "graph kept outside the state": "Keep no tensor with a graph on self between calls: detach it, or do not keep it.",
     "graph cut inside the segment": "Detach at a segment's edge only; within the segment the state keeps its graph.",
+    "wrong gradient": "Compare with torch.autograd.gradcheck; look for detach(), hooks and .data in the segment.",
+    "wrong hand-written backward": "Correct the backward; torch.autograd.gradcheck compares it with differences.",
+    "a parameter gets no gradient": "Take detach(), .data and no_grad() out of its path, or set requires_grad=False.",
     "no gradient": "Let outputs depend on the weights: no torch.no_grad() and no detach() in the path of the loss.",
     "gradient is NaN": "Look for sqrt, log or division at 0, and for where() around them, in the backward path.",
     # Purity.
@@ -94,6 +122,29 @@ FIXES = {
     "the cell differs from its reference": "Compare the kernel with holdfast.memory.reference step by step.",
 }
 """All known bugs, each with its fix."""
+
+ONE_CAUSE = {
+    "state after evaluation": "evaluation modifies the training state",
+    "inputs": "inputs modified in place",
+    "entry": "gradient flows into the entry state",
+    "replay into replay": "graph kept outside the state",
+    "replay into act": "stored state keeps its graph",
+    "graph nodes": "stored state keeps its graph",
+    "compiled": "compiled and eager outputs differ",
+    "cell": "the cell differs from its reference",
+    "no gradient": "no gradient",
+    "not a number": "gradient is NaN",
+    "no parameter gradient": "a parameter gets no gradient",
+    "hand-written backward": "wrong hand-written backward",
+    "overflow": "a state that is not finite survives a reset",
+}
+"""Measurements with one possible cause."""
+
+
+def fix_of(name: str) -> str:
+    """Return the fix of a bug whose name ends with a number."""
+    return next(fix for start, fix in FIXES.items() if name.startswith(start))
+
 
 Selection = tuple[str, int] | None
 """A part of a state: `("tensor", 1)`, `("layer", 0)`, or None for all of it."""

@@ -21,10 +21,14 @@ class Measurement:
     """Where the number first exceeds its bound; shown only if it does."""
     path: str = ""
     """The experiment it comes from, for the diagnosis."""
+    required: bool = False
+    """Whether it had to be measured and was not: no pass."""
 
     @property
     def ok(self) -> bool:
         """Whether the number is within its bound; NaN never is."""
+        if self.required:
+            return False
         if self.comparison == "more than":
             return self.measured > self.bound
         return self.measured <= self.bound
@@ -56,6 +60,17 @@ class Pattern:
     name: str
     write: str
     """The fix, in one sentence."""
+    detail: str = ""
+    """What else is known: which part of the state, which rows."""
+    explained: float | None = None
+    """The share of the differing segments that it explains; None if it was found otherwise."""
+
+    @property
+    def fit(self) -> str:
+        """How well it fits, in brackets."""
+        share = None if self.explained is None else f"explains {self.explained:.0%} of the differing segments"
+        words = "; ".join(filter(None, (self.detail, share)))
+        return f" ({words})" if words else ""
 
 
 @dataclass(frozen=True)
@@ -85,6 +100,11 @@ class Law:
         return not self.broken
 
     @property
+    def is_measured(self) -> bool:
+        """Whether there was anything to measure."""
+        return self.worst.path != "n/a"
+
+    @property
     def measured(self) -> float:
         """The number closest to breaking the law."""
         return self.worst.measured
@@ -98,9 +118,11 @@ class Law:
     def finding(self) -> str:
         """The failure, its location, the known bug and the fix; for an unmeasured law, how to measure it."""
         if self.ok:
-            return self.worst.finding if self.worst.path == "n/a" else ""
+            return "" if self.is_measured else self.worst.finding
+        if not self.is_measured:
+            return self.where
         if self.pattern is not None:
-            return f"{self.where}. Pattern: {self.pattern.name}. Write: {self.pattern.write}"
+            return f"{self.where}. Pattern: {self.pattern.name}{self.pattern.fit}. Write: {self.pattern.write}"
         return f"{self.where}.{' No known pattern explains these numbers.' if self.diagnosed else ''}"
 
     @property
@@ -162,13 +184,14 @@ class Laws(Mapping[str, Law]):
         """Return all results as JSON values."""
         laws = {
             name: {
-                "measured": None if law.worst.path == "n/a" else _finite(law.measured),
+                "measured": _finite(law.measured) if law.is_measured else None,
                 "bound": law.bound,
                 "sense": law.worst.comparison,
                 "ok": law.ok,
                 "finding": law.finding,
                 "pattern": law.pattern and law.pattern.name,
                 "write": law.pattern and law.pattern.write,
+                "detail": law.pattern and law.pattern.fit.strip(" ()"),
                 "parts": [part.as_json() for part in law.parts],
             }
             for name, law in self.items()

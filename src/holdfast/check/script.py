@@ -38,6 +38,10 @@ class StepBatch:
     def __getitem__(self: Batch, index: Any) -> Batch:
         return type(self)(**{field.name: getattr(self, field.name)[index] for field in fields(self)})
 
+    def transposed(self: Batch) -> Batch:
+        """Exchange the first two axes."""
+        return type(self)(**{field.name: getattr(self, field.name).transpose(0, 1) for field in fields(self)})
+
     def to(self: Batch, dtype: torch.dtype, device: torch.device | None = None) -> Batch:
         """Move all fields to a device, and floating-point observations to a dtype."""
         moved = {field.name: getattr(self, field.name).to(device) for field in fields(self)}

@@ -1,6 +1,7 @@
 """The laws of state: replay, pure, bounded, restore and agree compare calls that must give the same."""
 
 import copy
+import gc
 import tempfile
 from dataclasses import fields
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
+from holdfast.check.call_laws import bootstrap_values, evaluation_as_training, exit_states
 from holdfast.check.compare import (
     BOUND,
     SHORT,
@@ -21,6 +23,7 @@ from holdfast.check.compare import (
 )
 from holdfast.check.context import CheckContext
 from holdfast.check.held_memory import bytes_held
+from holdfast.check.long_laws import long_segments, other_sizes
 from holdfast.check.policy_copy import AGENTS, HORIZON, STEPS, PolicyCopy
 from holdfast.check.results import Measurement
 from holdfast.check.script import Script, StepBatch
@@ -38,7 +41,7 @@ def replay(context: CheckContext) -> list[Measurement]:
             actual, expected = outputs.replay[..., index], outputs.rollout[..., index]
             what = f"{name}, {SHORT[dtype]}"
             parts.append(expect_close(what, actual, expected, BOUND[dtype], path="replay"))
-    return parts
+    return [*parts, *bootstrap_values(context)]
 
 
 def pure(context: CheckContext) -> list[Measurement]:
@@ -117,7 +120,12 @@ def bounded(context: CheckContext) -> list[Measurement]:
                     state = adapter.run_steps(script, state, 200)
         return bytes_held(adapter, state)
 
-    early, middle, late = run(2), run(4), run(4)
+    # What exists already is not searched for garbage again and again.
+    gc.freeze()
+    try:
+        early, middle, late = run(2), run(4), run(4)
+    finally:
+        gc.unfreeze()
     return [
         Measurement(
             f"growth of {kind} from 400 to 2,000 steps",
@@ -183,7 +191,8 @@ def agree(context: CheckContext) -> list[Measurement]:
             actual, expected = torch.cat(outputs, dim=1), torch.cat(segments, dim=1)
             what = f"{what}, {SHORT[dtype]}"
             parts.append(expect_close(what, actual, expected, BOUND[dtype], columns=columns, path=path))
-    return parts
+    parts += [*other_sizes(context), *long_segments(context.long_run), *exit_states(context)]
+    return [*parts, *evaluation_as_training(context)]
 
 
 def replay_row_by_row(policy: PolicyCopy, batch: StepBatch, entry: State) -> Tensor:

@@ -1,7 +1,6 @@
 """`holdfast check`: measure the laws on a policy, a run or a world."""
 
 import argparse
-import inspect
 import json
 import re
 import sys
@@ -17,17 +16,16 @@ from rich.console import Console
 from holdfast.build import build_world, load_policy
 from holdfast.check.adapters import adapt
 from holdfast.check.adapters.base import PolicyAdapter
+from holdfast.check.adapters.sb3 import load_recurrent_ppo
 from holdfast.check.laws import run_laws, run_world_laws
 from holdfast.check.preflight import Conditions
 from holdfast.check.world_recording import AGENTS, WorldUnderTest
 from holdfast.cli.arguments import Parser, add_trust_code, output_file, parse_overrides
+from holdfast.cli.check_policy import find_policy
 from holdfast.config.run import all_keys, override
-from holdfast.errors import ConfigError, HoldfastError, error_text
-from holdfast.policies import LSTMWrapper
+from holdfast.errors import ConfigError
 from holdfast.recipes import DEFAULT, find_recipe
-from holdfast.registry import import_object
 from holdfast.report.check_report import print_laws
-from holdfast.rng import isolated_rng
 from holdfast.trust import trusting
 from holdfast.worlds import closing_world
 
@@ -36,13 +34,18 @@ PROGRESS_S = 10.0
 """Seconds between two lines of progress where there is no terminal."""
 
 
-def find_target(target: str, obs: str | None = None) -> PolicyAdapter:
-    """Return the adapter of the policy a target names."""
+def find_target(
+    target: str, obs: str | None = None, keys: Mapping[str, str] | None = None, *, clear: bool = True
+) -> PolicyAdapter:
+    """Return the adapter of the policy a target names; without `clear` its caller may clear the state."""
     options: dict[str, Any] = {} if obs is None else {"obs": _shape(obs)}
+    options |= {} if clear else {"clear": False}
     path, cpu = Path(target), torch.device("cpu")
     if (path / "config.json").exists():
         if obs is not None:
             raise ConfigError(f"--obs is for policies of other libraries; {target} has its own world.")
+        if keys:
+            raise ConfigError(f"{next(iter(keys))}: {target} is a run, whose world and policy are its own.")
         policy, config = load_policy(path, cpu, to_stderr)
         with closing_world(build_world(config, cpu, agents=config.world.agents, seed=0)) as world:
             return adapt(policy, world)
@@ -50,14 +53,9 @@ def find_target(target: str, obs: str | None = None) -> PolicyAdapter:
         target = f"component:{target}"
     if path.is_dir() or ("/" in target and ":" not in target):
         find_run(target)
-    if ":" not in target or target.startswith("component:"):
-        return adapt(target, **options)
-    obj = import_object(target, "")
-    if isinstance(obj, type) and issubclass(obj, LSTMWrapper):
-        return adapt(target, **options)
-    # Seeded, so that the policy has the same weights each time.
-    with isolated_rng(0):
-        return adapt(_instantiate(obj, target), **options)
+    if target.endswith(".zip"):
+        return adapt(load_recurrent_ppo(path), **options)
+    return find_policy(target, keys or {}, options)
 
 
 def to_stderr(text: str) -> None:
@@ -112,23 +110,6 @@ def find_world(target: str, keys: Mapping[str, str], steps: int | None = None) -
     )
 
 
-def _instantiate(obj: Any, target: str) -> Any:
-    """Call a class or function that makes the policy; return a policy as it is."""
-    if isinstance(obj, torch.nn.Module | PolicyAdapter) or not callable(obj):
-        return obj
-    try:
-        inspect.signature(obj).bind()
-    except TypeError as error:
-        hint = "write a function that makes it"
-        raise ConfigError(f"{target} cannot be made without arguments ({error}); {hint}.") from error
-    try:
-        return obj()
-    except HoldfastError:
-        raise
-    except Exception as error:
-        raise ConfigError(f"{target} cannot be made: {error_text(error)}") from error
-
-
 def _shape(obs: str) -> tuple[int, ...]:
     try:
         shape = tuple(int(size) for size in obs.split(","))
@@ -179,8 +160,8 @@ def _parser() -> Parser:
         description="Measure the laws of memory on a policy, or the laws of a world.",
     )
     target = (
-        "a policy's name, component:NAME, a run's folder, package.module:Name of a class or policy, or world:NAME with "
-        "keys of holdfast train: world:recall world.delay=4"
+        "a policy's name, component:NAME, a run's folder, package.module:Name of a class or policy, a RecurrentPPO's "
+        "zip, or world:NAME, with keys of holdfast train: fast world=gym:CartPole-v1 policy.hidden_size=32"
     )
     add = parser.add_argument
     add("words", nargs="*", metavar="TARGET", help=target)
@@ -191,6 +172,9 @@ def _parser() -> Parser:
     add("--device", metavar="cpu|cuda", help="device of a Holdfast policy (default: cpu)")
     add("--precision", metavar="float32|bfloat16", help="precision of its layers (default: the policy's own)")
     add("--kernel", metavar="auto|torch|triton", help="kernel of its LSTM or GRU (default: the policy's own)")
+    add(
+        "--no-clear", action="store_true", help="pass a policy that gets no episode starts: its caller clears the state"
+    )
     add_trust_code(parser)
     add("--json", action="store_true", help="print one JSON object instead of the table")
     add("--html", nargs="?", const="", metavar="FILE", help="write a page with plots too")
@@ -218,9 +202,11 @@ def _find_target_object(
 ) -> PolicyAdapter | WorldUnderTest:
     """Build the policy or the world to check; refuse options of the other."""
     if not target.startswith(WORLD):
-        if keys or options.steps is not None:
-            raise _world_only("--steps" if options.steps is not None else next(iter(keys)))
-        return find_target(target, options.obs)
+        if options.steps is not None:
+            raise ConfigError("--steps is for worlds, for example: holdfast check world:recall world.delay=4.")
+        return find_target(target, options.obs, _policy_keys(keys), clear=not options.no_clear)
+    if options.no_clear:
+        raise ConfigError("--no-clear is for policies, for example: holdfast check my.module:Policy --no-clear.")
     for word in ("device", "precision", "kernel"):
         if getattr(options, word) is not None:
             raise ConfigError(f"--{word} is for policies, for example: holdfast check fast --{word} ...")
@@ -229,14 +215,14 @@ def _find_target_object(
     return find_world(target, keys, options.steps)
 
 
-def _world_only(word: str) -> ConfigError:
-    """Explain why an option or a key does not apply to a policy."""
-    section, _, name = word.partition(".")
-    if section == "policy" and name in ("kernel", "precision"):
-        return ConfigError(f"{word} is not a key of this command; write --{name}, see holdfast check --help.")
-    if section in ("policy", "memory", "trainer"):
-        return ConfigError(
-            f"{word} is not a key of this command, whose keys are those of worlds; check a policy with options "
-            'in Python: holdfast.check(holdfast.make_policy("fast", world, memory="gru"), world).'
-        )
-    return ConfigError(f"{word} is for worlds, for example: holdfast check world:recall world.delay=4.")
+def _policy_keys(keys: dict[str, str]) -> dict[str, str]:
+    """Refuse keys that do not decide how a policy is built."""
+    for key in keys:
+        section, _, name = key.partition(".")
+        if section == "policy" and name in ("kernel", "precision"):
+            raise ConfigError(f"{key} is not a key of this command; write --{name}, see holdfast check --help.")
+        if section not in ("policy", "world", "memory", "seed"):
+            raise ConfigError(
+                f"{key} does not decide how a policy is built; give world, seed, or keys of world, policy."
+            )
+    return keys

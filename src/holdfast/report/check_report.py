@@ -17,7 +17,7 @@ def split_finding(part: Measurement) -> tuple[str, str]:
     where = part.finding
     for size in _SIZES:
         where = where.partition(size)[0]
-    if part.path == "raised":
+    if part.path in ("raised", "n/a"):
         return where, ""
     exact = part.comparison == "at most" and part.bound == 0
     return where, f"{number(part.measured)}, must be {'0' if exact else f'{part.comparison} {_limit(part)}'}"
@@ -40,7 +40,10 @@ def _limit(part: Measurement) -> str:
 
 def summary(laws: Laws) -> str:
     """Return the result in one sentence."""
-    broken = [name for name, law in laws.items() if not law.ok]
+    broken = [name for name, law in laws.items() if not law.ok and law.is_measured]
+    missing = [f"cannot {name}" for name, law in laws.items() if not law.ok and not law.is_measured]
+    if missing and not broken:
+        return f"{', '.join(missing)}: what could not be measured is no pass.".capitalize()
     if not broken:
         return f"All {len(laws)} laws of {laws.of} hold."
     verb = "is" if len(broken) == 1 else "are"
@@ -52,8 +55,8 @@ def table(laws: Laws) -> Table:
     rows = Table("law", "measured", "bound", "", "what was measured", box=None, padding=(0, 2, 0, 0))
     for name, law in laws.items():
         mark = Text("✓", "green") if law.ok else Text("✗", "red")
-        absent = law.worst.path == "n/a"
-        measured, limit = ("n/a", "") if absent else (number(law.measured), bound(law.worst))
+        mark = mark if law.is_measured else Text("-", "yellow")
+        measured, limit = (number(law.measured), bound(law.worst)) if law.is_measured else ("n/a", "")
         rows.add_row(Text(name), measured, limit, mark, Text(law.worst.what))
     return rows
 
@@ -64,12 +67,12 @@ def findings(laws: Laws) -> list[str]:
     for name, law in laws.items():
         if not law.ok:
             lines += ["", f"{name}: {_finding(law)}"]
-            if law.diagnosed:
+            if law.diagnosed and law.is_measured:
                 explained.setdefault(law.pattern and law.pattern.name, []).append(name)
     for names in explained.values():
         pattern, path = laws[names[0]].pattern, laws[names[0]].broken[0].path
         unexplained = "the policy raised an exception" if path == "raised" else UNEXPLAINED
-        lines += ["", f"pattern ({', '.join(names)}): {pattern.name if pattern else unexplained}"]
+        lines += ["", f"pattern ({', '.join(names)}): {pattern.name + pattern.fit if pattern else unexplained}"]
         lines += [f"  write: {pattern.write}"] if pattern else []
     return lines + [line for note in laws.notes for line in ("", f"note: {note}")]
 

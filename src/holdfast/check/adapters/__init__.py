@@ -4,9 +4,10 @@ from typing import Any
 
 from holdfast.check.adapters.base import PolicyAdapter
 from holdfast.check.adapters.cleanrl import CleanRL
-from holdfast.check.adapters.generic import Functions, RawModule
+from holdfast.check.adapters.generic import Functions
 from holdfast.check.adapters.holdfast import HoldfastPolicy
 from holdfast.check.adapters.pufferlib import Puffer
+from holdfast.check.adapters.raw_module import RawModule
 from holdfast.check.adapters.rsl_rl import RslRl
 from holdfast.check.adapters.sb3 import SB3
 from holdfast.check.adapters.torchrl import TorchRL
@@ -33,6 +34,10 @@ ADAPTERS = Registry("check adapter", "entry point ", "holdfast.check_adapters", 
 
 def adapt(policy: Any, world: World | None = None, **options: Any) -> PolicyAdapter:
     """Wrap a policy in the most specific adapter that fits it; `options` go to the adapter."""
+    if not options.pop("clear", True):
+        adapter = adapt(policy, world, **options)
+        adapter.must_clear = False
+        return adapter
     if isinstance(policy, PolicyAdapter):
         if options:
             raise ConfigError(f"{type(policy).__name__} is an adapter; pass {', '.join(options)} when you make it.")

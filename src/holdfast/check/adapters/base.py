@@ -1,6 +1,7 @@
 """PolicyAdapter: the interface through which the check calls any recurrent policy."""
 
 import importlib
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -58,6 +59,12 @@ class PolicyAdapter(ABC):
     """Number of discrete actions, or the action space."""
     sees_first: bool = True
     """Whether the policy or its trainer gets episode starts; if not, `clear` is not applicable."""
+    must_clear: bool = True
+    """Whether a policy that gets no episode starts fails `clear`; if not, its caller is trusted to clear the state."""
+    reads_segments: bool = True
+    """Whether one call reads a segment; if not, a replay is a chain of single steps."""
+    value_clears: bool = False
+    """Whether `value` is told of episode starts, as the next step is."""
     notes: tuple[str, ...] = ()
     """Assumptions about the policy, for the report."""
     handles_invalid: ClassVar[bool] = False
@@ -74,6 +81,13 @@ class PolicyAdapter(ABC):
     def make(cls, policy: Any, world: World | None, **options: Any) -> "PolicyAdapter":
         """Build the adapter; `world` is the one the policy was built for, if any."""
         constructor: Any = cls
+        if world is not None:
+            accepted = inspect.signature(constructor).parameters
+            from_world = {
+                "obs": world.spec.observation_space,
+                "actions": world.spec.action or len(world.spec.action_names),
+            }
+            options = {name: value for name, value in from_world.items() if name in accepted} | options
         return constructor(policy, **options)
 
     def random_obs(self, size: tuple[int, ...], generator: torch.Generator) -> Tensor:
@@ -104,6 +118,10 @@ class PolicyAdapter(ABC):
     def value(self, step: StepBatch, state: State) -> Outputs:
         """Compute the bootstrap value of a step."""
         return self.act(step, state)[0]
+
+    def act_from_none(self, step: StepBatch) -> Outputs | None:
+        """Act with None as the state, as at the start of a rollout; None if that is not possible."""
+        return None
 
     def rollout_and_replay(self, script: Script) -> RolloutAndReplay:
         """Run a script in rollouts, and replay every segment from its entry state."""

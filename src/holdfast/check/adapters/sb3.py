@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 from unittest.mock import patch
 
@@ -15,8 +16,9 @@ from holdfast.check.adapters.base import Outputs, PolicyAdapter, RolloutAndRepla
 from holdfast.check.adapters.generic import random_obs
 from holdfast.check.compare import State
 from holdfast.check.script import Script, StepBatch
-from holdfast.errors import ConfigError, ContractError
+from holdfast.errors import ConfigError, ContractError, error_text
 from holdfast.rng import isolated_rng
+from holdfast.trust import names_from, require_trust
 from holdfast.types import Bool, Float, Shaped, Tensor
 
 import_sb3 = partial(import_library, library="sb3-contrib", extra="sb3")
@@ -34,10 +36,10 @@ class SB3(PolicyAdapter):
     module: Any
 
     def __init__(self, policy: Any) -> None:
+        policy = _policy_of(policy)
         if not isinstance(policy, import_sb3(POLICIES).RecurrentActorCriticPolicy):
             raise ConfigError(
-                f"SB3 checks a RecurrentActorCriticPolicy, not {type(policy).__name__}; of a RecurrentPPO "
-                "give its `.policy`."
+                f"SB3 checks a RecurrentPPO or its RecurrentActorCriticPolicy, not {type(policy).__name__}."
             )
         if not isinstance(policy.action_space, gymnasium.spaces.Discrete | gymnasium.spaces.Box):
             raise ConfigError(f"SB3 needs a Discrete or Box action space, not {policy.action_space}.")
@@ -50,7 +52,7 @@ class SB3(PolicyAdapter):
         """Whether it is a `RecurrentActorCriticPolicy`."""
         # Such a policy exists only if its library is imported; others must not import it.
         library = sys.modules.get(POLICIES)
-        return library is not None and isinstance(policy, library.RecurrentActorCriticPolicy)
+        return library is not None and isinstance(_policy_of(policy), library.RecurrentActorCriticPolicy)
 
     def random_obs(self, size: tuple[int, ...], generator: torch.Generator) -> Tensor:
         """Draw from the observation space, in the dtype of the library's buffer."""
@@ -148,6 +150,24 @@ class SB3(PolicyAdapter):
             return batch.action
         share = batch.action.float() / float(cast("int", self.actions))
         return share[..., None].expand(*share.shape, int(np.prod(space.shape)))
+
+
+def _policy_of(policy: Any) -> Any:
+    """Return the policy of a `RecurrentPPO`, or a policy as it is."""
+    library = sys.modules.get("sb3_contrib")
+    return policy.policy if library is not None and isinstance(policy, library.RecurrentPPO) else policy
+
+
+def load_recurrent_ppo(path: Path) -> Any:
+    """Load a `RecurrentPPO` that was saved to a zip, which runs code of that file."""
+    if not path.exists():
+        raise ConfigError(f"{path} does not exist; give the zip that RecurrentPPO.save wrote.")
+    with names_from(path.parent):
+        require_trust(path.name, str(path))
+    try:
+        return import_sb3("sb3_contrib").RecurrentPPO.load(path, device="cpu")
+    except Exception as error:
+        raise ConfigError(f"{path} cannot be loaded as a RecurrentPPO: {error_text(error, 300)}") from error
 
 
 @dataclass
