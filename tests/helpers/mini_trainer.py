@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.distributions import Categorical
 
-T, UPDATES, EPOCHS, GAMMA, LAMBDA = 16, 3, 2, 0.99, 0.95
+T, UPDATES, EPOCHS, GAMMA, LAMBDA = 12, 2, 2, 0.99, 0.95
 
 
 class Agent(nn.Module):

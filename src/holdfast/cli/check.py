@@ -6,7 +6,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,11 @@ from holdfast.check.adapters import adapt
 from holdfast.check.adapters.base import PolicyAdapter
 from holdfast.check.laws import run_laws, run_world_laws
 from holdfast.check.preflight import Conditions
+from holdfast.check.results import Laws
+from holdfast.check.trainers import TRAINERS
 from holdfast.check.world_recording import AGENTS, WorldUnderTest
 from holdfast.cli.arguments import Parser, add_trust_code, output_file, parse_overrides
+from holdfast.cli.check_trainer import TRAINER, find_trainer
 from holdfast.config.run import all_keys, override
 from holdfast.errors import ConfigError, HoldfastError, error_text
 from holdfast.policies import LSTMWrapper
@@ -157,6 +160,8 @@ def run_check(args: Sequence[str]) -> int:
             update = status.update if screen.is_terminal else PlainProgress()
             if isinstance(target_object, WorldUnderTest):
                 laws = run_world_laws(target_object, update)
+            elif isinstance(target_object, Callable):
+                laws = target_object(update)
             else:
                 laws = run_laws(target_object, update, conditions=conditions)
     if options.json:
@@ -176,11 +181,12 @@ def _parser() -> Parser:
     parser = Parser(
         prog="holdfast check",
         usage="holdfast check TARGET [key=value ...] [options]",
-        description="Measure the laws of memory on a policy, or the laws of a world.",
+        description="Measure the laws of memory on a policy or a trainer, or the laws of a world.",
     )
     target = (
-        "a policy's name, component:NAME, a run's folder, package.module:Name of a class or policy, or world:NAME with "
-        "keys of holdfast train: world:recall world.delay=4"
+        "a policy's name, component:NAME, a run's folder, package.module:Name of a class or policy, world:NAME with "
+        "keys of holdfast train: world:recall world.delay=4, trainer:package.module:train of a function that trains on "
+        f"scripted environments, or trainer:NAME of a library: {', '.join(TRAINERS)}"
     )
     add = parser.add_argument
     add("words", nargs="*", metavar="TARGET", help=target)
@@ -191,6 +197,9 @@ def _parser() -> Parser:
     add("--device", metavar="cpu|cuda", help="device of a Holdfast policy (default: cpu)")
     add("--precision", metavar="float32|bfloat16", help="precision of its layers (default: the policy's own)")
     add("--kernel", metavar="auto|torch|triton", help="kernel of its LSTM or GRU (default: the policy's own)")
+    add("--interface", metavar="KIND", help="environments a trainer gets: gym, sb3, rsl_rl, torchrl (default: gym)")
+    add("--gamma", metavar="G", help="discount that a trainer uses (default: 0.99)")
+    add("--lam", metavar="L", help="lambda of a trainer's GAE (default: 0.95)")
     add_trust_code(parser)
     add("--json", action="store_true", help="print one JSON object instead of the table")
     add("--html", nargs="?", const="", metavar="FILE", help="write a page with plots too")
@@ -215,8 +224,13 @@ def _parse_target(options: argparse.Namespace) -> tuple[str, dict[str, str]]:
 
 def _find_target_object(
     target: str, keys: dict[str, str], options: argparse.Namespace
-) -> PolicyAdapter | WorldUnderTest:
-    """Build the policy or the world to check; refuse options of the other."""
+) -> PolicyAdapter | WorldUnderTest | Callable[[Callable[[str], None]], Laws]:
+    """Build the policy or the world to check, or the measurement of a trainer; refuse options of the others."""
+    if target.startswith(TRAINER):
+        return find_trainer(target, keys, options)
+    for word in ("interface", "gamma", "lam"):
+        if getattr(options, word) is not None:
+            raise ConfigError(f"--{word} is for trainers, for example: holdfast check trainer:my.module:train.")
     if not target.startswith(WORLD):
         if keys or options.steps is not None:
             raise _world_only("--steps" if options.steps is not None else next(iter(keys)))

@@ -51,8 +51,8 @@ def table(laws: Laws) -> Table:
     """Build a table with one row for each law."""
     rows = Table("law", "measured", "bound", "", "what was measured", box=None, padding=(0, 2, 0, 0))
     for name, law in laws.items():
-        mark = Text("✓", "green") if law.ok else Text("✗", "red")
-        absent = law.worst.path == "n/a"
+        absent = law.ok and law.worst.path == "n/a"
+        mark = Text("–", "yellow") if absent else Text("✓", "green") if law.ok else Text("✗", "red")
         measured, limit = ("n/a", "") if absent else (number(law.measured), bound(law.worst))
         rows.add_row(Text(name), measured, limit, mark, Text(law.worst.what))
     return rows

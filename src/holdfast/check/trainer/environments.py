@@ -9,7 +9,7 @@ import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from holdfast.check.trainer.script import ACTIONS, NONE, TrainerScript
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, ContractError
 
 
 class GymEnvs(VectorEnv):
@@ -23,14 +23,14 @@ class GymEnvs(VectorEnv):
         self.observation_space = gymnasium.vector.utils.batch_space(self.single_observation_space, script.envs)
         self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, script.envs)
 
-    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:  # noqa: ARG002
+    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
         """Start all environments."""
         return self.script.observations(self.script.reset()), {}
 
     def step(self, actions: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """Take one step; actions have no effect."""
         if len(actions) != self.num_envs:
-            raise ConfigError(f"The trainer gave {len(actions)} actions for {self.num_envs} environments.")
+            raise ContractError(f"The trainer gave {len(actions)} actions for {self.num_envs} environments.")
         step, info = self.script.step(), {}
         if step.ended.any():
             finals = np.full(self.num_envs, None, dtype=object)
@@ -38,12 +38,12 @@ class GymEnvs(VectorEnv):
                 finals[env] = self.script.observations(step.final_ids)[env]
             info = {"final_obs": finals, "_final_obs": step.ended, "final_info": {}, "_final_info": step.ended}
         obs = self.script.observations(step.next_ids)
-        return obs, step.reward.astype(np.float64), step.terminated, step.truncated, info
+        return obs, step.reward.astype(np.float64), step.terminated.copy(), step.truncated.copy(), info
 
 
 def sb3_envs(script: TrainerScript) -> Any:
     """Return the script as a `VecEnv` of Stable-Baselines3."""
-    from stable_baselines3.common.vec_env import VecEnv
+    from stable_baselines3.common.vec_env import VecEnv  # pyright: ignore[reportMissingImports]
 
     class ScriptedVecEnv(VecEnv):
         def __init__(self) -> None:
@@ -64,7 +64,8 @@ def sb3_envs(script: TrainerScript) -> Any:
                 if step.ended[env]:
                     info["terminal_observation"] = finals[env]
                 infos.append(info)
-            return script.observations(step.next_ids), step.reward, step.ended, infos
+            # sb3 adds bootstrap values to the rewards in place.
+            return script.observations(step.next_ids), step.reward.copy(), step.ended, infos
 
         def close(self) -> None:
             pass
@@ -86,7 +87,7 @@ def sb3_envs(script: TrainerScript) -> Any:
 
 def rsl_rl_envs(script: TrainerScript) -> Any:
     """Return the script as a `VecEnv` of rsl_rl, which hands over no final observations."""
-    from rsl_rl.env import VecEnv
+    from rsl_rl.env import VecEnv  # pyright: ignore[reportMissingImports]
     from tensordict import TensorDict
 
     class ScriptedRslEnv(VecEnv):
@@ -106,7 +107,7 @@ def rsl_rl_envs(script: TrainerScript) -> Any:
         def step(self, actions: Any) -> Any:
             step = script.step()
             extras = {"time_outs": torch.from_numpy(step.truncated & ~step.terminated)}
-            return self._observations(), torch.from_numpy(step.reward), torch.from_numpy(step.ended), extras
+            return self._observations(), torch.tensor(step.reward), torch.tensor(step.ended), extras
 
     return ScriptedRslEnv()
 

@@ -1,6 +1,6 @@
 """Record what recurrent modules and heads compute while a trainer runs, row by row, by observation."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -92,7 +92,7 @@ class TrainerRecording:
     logits: dict[nn.Module, list[HeadCall]] = field(default_factory=lambda: defaultdict(list))
     weights: dict[nn.Parameter, Tensor] = field(default_factory=dict)
     notes: dict[str, None] = field(default_factory=dict)
-    unidentified: int = 0
+    unidentified: Counter[nn.Module] = field(default_factory=Counter)
     """Calls of recurrent modules with gradients whose rows belong to no observation."""
     _inputs: dict[nn.Module, RowTable] = field(default_factory=lambda: defaultdict(RowTable))
     _raw: Tensor | None = None
@@ -144,7 +144,7 @@ class TrainerRecording:
         if kind == "act":
             self._inputs[module].add(ids[:, 0], x[:, 0])
         if not bool((ids != NONE).any()):
-            self.unidentified += 1
+            self.unidentified[module] += torch.is_grad_enabled()
             return
         self.recurrent[module].append(RecurrentCall(kind, self._time, ids, entry, y, exit_state))
 
@@ -165,9 +165,7 @@ class TrainerRecording:
     def _time(self) -> int:
         return len(self.script.transitions)
 
-    def _identify(
-        self, module: nn.Module, rows: Float[Tensor, "N F"], *, in_order: bool = True
-    ) -> Int[Tensor, " N"]:
+    def _identify(self, module: nn.Module, rows: Float[Tensor, "N F"], *, in_order: bool = True) -> Int[Tensor, " N"]:
         """Return the observation of each row: read from it, by its position, or by an equal row of the rollout."""
         ids = self.script.read_ids(rows)
         if ids is not None:

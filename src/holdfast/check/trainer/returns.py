@@ -45,14 +45,20 @@ class Returns:
         return max(trained, key=lambda calls: sum(map(_has_gradient, calls)), default=[])
 
     @cached_property
-    def value(self) -> dict[int, float]:
-        """Values when acting, by observation: that of the first call."""
-        result = {}
+    def _values(self) -> tuple[dict[int, float], dict[int, float]]:
+        """The first and the latest value when acting, by observation."""
+        first, latest = dict[int, float](), dict[int, float]()
         for call in self.calls:
             if call.kind == "act":
                 for number, value in zip(call.ids.tolist(), call.output[:, 0].tolist(), strict=True):
-                    result.setdefault(number, value)
-        return result
+                    first.setdefault(number, value)
+                    latest[number] = value
+        return first, latest
+
+    @property
+    def first_value(self) -> dict[int, float]:
+        """The first value of each observation: at the end of a rollout, that of the bootstrap."""
+        return self._values[0]
 
     @cached_property
     def gradients(self) -> dict[int, tuple[float, int]]:
@@ -74,12 +80,15 @@ class Returns:
     @cached_property
     def v(self) -> Rows:
         """Values of the observations acted on."""
-        return self.rows(lambda number: self.value.get(number, np.nan))
+        return self.rows(lambda number: self._values[1].get(number, np.nan))
 
     @cached_property
     def v_next(self) -> Rows:
         """Values of the observations that follow."""
-        ids = [[self.value.get(number, np.nan) for number in step.next_ids.tolist()] for step in self.script.transitions]
+        ids = [
+            [self.first_value.get(number, np.nan) for number in step.next_ids.tolist()]
+            for step in self.script.transitions
+        ]
         return np.array(ids, dtype=float)
 
     @cached_property
@@ -163,7 +172,9 @@ def advantage(returns: Returns) -> list[Measurement]:
         return [Measurement(what, worst, BOUND)]
     step, env = (int(index) for index in np.argwhere(errors > BOUND)[0])
     place = returns.script.place(int(returns.script.transitions[step].ids[env]))
-    finding = f"{place}: off by {errors[step, env]:.1e}, must be r + gamma V' - V, as in GAE with gamma={returns.gamma:g} "
+    finding = (
+        f"{place}: off by {errors[step, env]:.1e}, must be r + gamma V' - V, as in GAE with gamma={returns.gamma:g} "
+    )
     finding += f"and lambda={returns.lam:g} ({int((errors > BOUND).sum())} of {int(np.isfinite(errors).sum())})"
     return [Measurement(what, worst, BOUND, finding=f"{finding}; {_advantage_rule(returns)}")]
 
@@ -183,7 +194,9 @@ def _advantage_rule(returns: Returns) -> str:
     for other_gamma in (gamma, *GRID):
         for other in (lam, *GRID):
             if share(returns.factor(other_gamma, other, a, r)[1]) >= FIT:
-                return f"it fits gamma={other_gamma:g} and lambda={other:g}: use these, or name them by --gamma and --lam"
+                return (
+                    f"it fits gamma={other_gamma:g} and lambda={other:g}: use these, or name them by --gamma and --lam"
+                )
     if share(returns.fit[1]) >= 0.5:
         return "hypothesis: some steps are weighted or computed differently"
     return f"no hypothesis explains it; the measurement needs {MSE}"
@@ -201,15 +214,15 @@ def bootstrap(returns: Returns) -> list[Measurement]:
     terminated = np.stack([step.terminated for step in steps])
     last = ~returns.ended & ~returns.inner & np.isfinite(returns.update)
     last &= returns.update == np.arange(1, len(steps) + 1)[:, None]
-    finals = np.array([[returns.value.get(n, np.nan) for n in step.final_ids.tolist()] for step in steps], dtype=float)
+    finals = np.array(
+        [[returns.first_value.get(n, np.nan) for n in step.final_ids.tolist()] for step in steps], dtype=float
+    )
     kinds = (
         (terminated, np.zeros_like(used), "0, the episode is over"),
         (returns.ended & ~terminated, finals, "the value of the final observation"),
         (last, returns.v_next, "the value of the next observation"),
     )
-    return [
-        _compare(returns, name, used, finals, *kind) for name, kind in zip(names, kinds, strict=True)
-    ]
+    return [_compare(returns, name, used, finals, *kind) for name, kind in zip(names, kinds, strict=True)]
 
 
 def _compare(
@@ -226,17 +239,17 @@ def _compare(
     step, env = (int(index) for index in np.argwhere(wrong)[0])
     place = returns.script.place(int(returns.script.transitions[step].ids[env]))
     is_known = np.isfinite(expected[step, env])
-    size = f", {expected[step, env]:.4f}" if is_known else ", which was not computed"
+    size = f", {expected[step, env]:.4f}" if is_known else ", which the trainer did not compute"
     finding = f"after {place}: {used[step, env]:.4f} is used, must be {must}{size} ({int(wrong.sum())} of "
     finding += f"{int(where.sum())}); {_bootstrap_rule(returns, used, finals, wrong)}"
-    finite = errors[np.isfinite(errors)].max(initial=0.0)
-    return Measurement(what, float(finite) if is_known else float(np.abs(used[wrong]).max()), BOUND, finding=finding)
+    return Measurement(what, float(errors.max()), BOUND, finding=finding)
 
 
 def _bootstrap_rule(returns: Returns, used: Rows, finals: Rows, wrong: np.ndarray) -> str:
     """Return the value that explains what was used in all wrong places."""
     factor = returns.fit[0]
-    summed = returns.v_next + returns.lam * factor * _shift(returns.a, 1)
+    same = _shift(returns.update, 1) == returns.update
+    summed = returns.v_next + np.where(same, returns.lam * factor * _shift(returns.a, 1), 0.0)
     for words, candidate in (
         ("treated as a termination, the bootstrap is 0", np.zeros_like(used)),
         ("bootstraps from the first observation of the next episode, or the next one", returns.v_next),

@@ -5,8 +5,6 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from holdfast.check.results import Law, Laws, Measurement, not_measured
 from holdfast.check.trainer.environments import INTERFACES
 from holdfast.check.trainer.recording import TrainerRecording
@@ -22,7 +20,12 @@ CONTRACT = "write def train(envs): ... that trains two or three updates with lea
 
 
 def check_trainer(
-    train: Train, *, interface: str = "", gamma: float = GAMMA, lam: float = LAMBDA, envs: int = 8
+    train: Train,
+    *,
+    interface: str = "",
+    gamma: float = GAMMA,
+    lam: float = LAMBDA,
+    on_progress: Callable[[str], None] = lambda doing: None,
 ) -> Laws:
     """Measure the laws of memory on a trainer; `laws.ok` is true if all that could be measured hold.
 
@@ -34,7 +37,7 @@ def check_trainer(
     chosen = interface or _annotated(train)
     if chosen not in INTERFACES:
         raise ConfigError(f"interface {chosen!r} is not known; choose one of {', '.join(INTERFACES)}.")
-    recording = TrainerRecording(TrainerScript(envs))
+    recording = TrainerRecording(TrainerScript(on_step=lambda step: on_progress(f"the trainer took {step} steps")))
     environments = INTERFACES[chosen](recording.script)
     with recording.recording():
         try:
@@ -43,6 +46,7 @@ def check_trainer(
             raise
         except Exception as error:
             raise ContractError(f"The trainer raised {located_error_text(error)}.") from error
+    on_progress("comparing states, outputs and returns")
     return measure_recording(recording, gamma, lam, sees_final=chosen != "rsl_rl")
 
 
@@ -65,11 +69,10 @@ def measure_recording(recording: TrainerRecording, gamma: float, lam: float, *, 
     changed = recording.changed_weight()
     weights = Measurement("largest change of a weight", changed, finding="set the learning rate to 0")
     laws = [Law("weights", [weights], diagnosed=False)]
-    modules = [(module, calls) for module, calls in recording.recurrent.items()]
     memories = []
-    for index, (module, calls) in enumerate(modules):
-        name = f"{type(module).__name__} {index}, " if len(modules) > 1 else ""
-        memories.append(Memory(recording, calls, name))
+    for index, module in enumerate(recording.recurrent):
+        name = f"{type(module).__name__} {index}, " if len(recording.recurrent) > 1 else ""
+        memories.append(Memory(recording, module, name))
     returns = Returns(recording, gamma, lam)
     for law in NAMES[1:]:
         if changed:
@@ -85,8 +88,19 @@ def measure_recording(recording: TrainerRecording, gamma: float, lam: float, *, 
             parts = [*_if_replayed(laws, "bootstrap values", lambda: _bootstraps(returns, sees_final)), *finals]
         if law == "replay" and not changed and all(part.ok for part in parts):
             parts += heads_replay(recording)
-        laws.append(Law(law, parts, diagnosed=False))
+        measured = [part for part in parts if part.path != "n/a"]
+        # An actor's LSTM computes no bootstrap value: what one of several measured is enough.
+        names = {_unnamed(part, memories) for part in measured}
+        rest = [part for part in parts if part.path == "n/a" and _unnamed(part, memories) not in names]
+        laws.append(Law(law, [*measured, *rest], diagnosed=False))
     return Laws(laws, notes=_notes(recording, laws, sees_final), of="a trainer")
+
+
+def _unnamed(part: Measurement, memories: list[Memory]) -> str:
+    """Return what was measured, without the module's name."""
+    return next(
+        (part.what.removeprefix(m.name) for m in memories if m.name and part.what.startswith(m.name)), part.what
+    )
 
 
 def _if_replayed(laws: list[Law], what: str, measure: Callable[[], list[Measurement]]) -> list[Measurement]:
@@ -117,7 +131,8 @@ def _require_readable(recording: TrainerRecording) -> None:
             "No recurrent module was called on the observations: the check reads calls of torch.nn.LSTM, GRU, RNN and "
             "their cells, whose rows it knows by observations that are neither normalized nor changed."
         )
-    if not any(call.kind == "learn" for calls in recording.recurrent.values() for call in calls):
+    learning = any(call.kind == "learn" for calls in recording.recurrent.values() for call in calls)
+    if not learning and not recording.unidentified.total():
         raise ContractError(f"No recurrent module was called with gradients on steps of a rollout; {CONTRACT}.")
 
 
@@ -150,10 +165,15 @@ def once(recording: TrainerRecording, memories: list[Memory]) -> list[Measuremen
         usual = Counter(counts[number] for number in numbers if counts[number]).most_common(1)[0][0]
         never = [number for number in numbers if not counts[number]]
         uneven = [number for number in numbers if counts[number] not in (0, usual)]
-        for what, bad in ((f"steps never trained on, of {len(numbers)}", never), (f"steps not trained on {usual} times", uneven)):
+        for what, bad in (
+            (f"steps never trained on, of {len(numbers)}", never),
+            (f"steps not trained on {usual} times", uneven),
+        ):
             finding = ""
             if bad:
-                finding = f"{script.place(bad[0])}: {counts[bad[0]]} times, most steps {usual} times ({len(bad)} such steps)"
+                finding = (
+                    f"{script.place(bad[0])}: {counts[bad[0]]} times, most steps {usual} times ({len(bad)} such steps)"
+                )
             parts.append(Measurement(memory.name + what, float(len(bad)), finding=finding))
     return parts
 

@@ -1,5 +1,6 @@
 """A script of environments whose observations say which environment and step they belong to."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -86,7 +87,8 @@ class TrainerScript:
     """Last observations of episodes, which are not acted on."""
     current: Int[np.ndarray, " E"] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     latest_final: Int[np.ndarray, " E"] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    resets: int = 0
+    on_step: Callable[[int], None] = lambda step: None
+    """Is called with the number of steps of each environment."""
 
     def __post_init__(self) -> None:
         columns = np.random.default_rng(0).normal(size=(self.envs, BASE // 4, self.width)).astype(np.float32)
@@ -96,7 +98,6 @@ class TrainerScript:
 
     def reset(self) -> Int[np.ndarray, " E"]:
         """Start all environments; a second reset opens new episodes."""
-        self.resets += 1
         ids = [self._open(episodes, NONE) for episodes in self._episodes]
         self.current, self.latest_final = np.array(ids), np.full(self.envs, NONE)
         return self.current
@@ -108,6 +109,7 @@ class TrainerScript:
         if len(self.transitions) >= LIMIT:
             raise ContractError(f"The trainer took {LIMIT} steps of each environment and did not end; train less.")
         count = len(self.transitions)
+        self.on_step(count)
         rewards = np.random.default_rng([1, count]).uniform(-1, 1, self.envs).astype(np.float32)
         flags = np.zeros((2, self.envs), dtype=bool)
         finals, following = np.full(self.envs, NONE), np.zeros(self.envs, dtype=np.int64)
@@ -149,13 +151,15 @@ class TrainerScript:
         """Return the numbers of the observations a tensor begins with, NONE for other rows; None if it has none."""
         if not x.is_floating_point() or x.dim() < 1 or x.shape[-1] < self.width or not x.numel():
             return None
-        rows = x.double().cpu()[..., : self.width]
-        codes = (rows[..., 0] / UNIT).round().nan_to_num(NONE, NONE, NONE).clamp(NONE, BASE * self.envs - 1).long()
-        if not bool((codes > 0).any()):
+        codes = x[..., 0].double().cpu() / UNIT
+        maybe = (codes == codes.round()) & (codes > 0) & (codes < BASE * self.envs)
+        if not bool(maybe.any()):
             return None
-        expected = torch.from_numpy(self.observations(codes.flatten().numpy())).reshape(rows.shape)
-        same = ((rows - expected).abs().amax(-1) < 1e-6) & (codes > 0)
-        return torch.where(same, codes, NONE) if bool(same.any()) else None
+        rows, numbers = x[..., : self.width].double().cpu()[maybe], codes[maybe].long()
+        same = (rows - torch.from_numpy(self.observations(numbers.numpy()))).abs().amax(-1) < 1e-6
+        ids = torch.full(codes.shape, NONE)
+        ids[maybe] = torch.where(same, numbers, NONE)
+        return ids if bool(same.any()) else None
 
     def env(self, number: int) -> int:
         """Return the environment of an observation."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
+from torch import nn
 
 from holdfast.check.results import Measurement, not_measured
 from holdfast.check.trainer.recording import NEAR, RecurrentCall, TrainerRecording
@@ -14,6 +15,8 @@ from holdfast.types import Float, Tensor
 
 BOUND = 1e-5
 """Largest difference of two states or outputs, relative to max(1, |x|)."""
+
+STEP_BEFORE = "the state after the step before"
 
 
 @dataclass(frozen=True)
@@ -40,8 +43,9 @@ class Difference:
 class Memory:
     """The states of one recurrent module during a training."""
 
-    def __init__(self, recording: TrainerRecording, calls: list[RecurrentCall], name: str) -> None:
-        self.recording, self.script, self.calls, self.name = recording, recording.script, calls, name
+    def __init__(self, recording: TrainerRecording, module: nn.Module, name: str) -> None:
+        self.recording, self.script, self.module, self.name = recording, recording.script, module, name
+        self.calls: list[RecurrentCall] = recording.recurrent[module]
 
     @cached_property
     def acting(self) -> dict[int, list[Acting]]:
@@ -87,7 +91,7 @@ class Memory:
             return "the initial state" if bool(self.initial.any()) else "zeros"
         previous = self.before(number)
         if any(near(state, act.exit) for act in self.acting.get(previous, [])):
-            return "the state after the step before"
+            return "the last state of the episode before" if number in self.script.first else STEP_BEFORE
         if any(near(state, act.exit) for act in self.acting.get(number, [])):
             return "the state after this step"
         numbers, exits = self._exits
@@ -125,7 +129,7 @@ def summarize(
 ) -> Measurement:
     """Return the largest difference; the finding names the first one and a hypothesis."""
     if not count:
-        return not_measured(what, "no such step occurred")
+        return not_measured(memory.name + what, "no such call occurred")
     wrong = [each for each in differences if each.size > BOUND]
     size = max((each.size for each in differences), default=0.0)
     if not wrong:
@@ -196,12 +200,12 @@ def _clear_in_updates(memory: Memory) -> list[Measurement]:
                 count += 1
                 differences.append(_compare(memory, entry, memory.initial, number))
         later, before = call.ids[:, 1:], call.ids[:, :-1]
-        for number in later[(later != NONE) & (before != NONE)].tolist():
-            if number in memory.script.first:
+        for number, then in zip(later.flatten().tolist(), before.flatten().tolist(), strict=True):
+            if number in memory.script.first and then == memory.before(number):
                 count, crossed = count + 1, [*crossed, number]
     what, rule = "states at episode starts, update", "hypothesis: replayed without clearing"
     if not count:
-        return [not_measured(what, "no episode started in an update")]
+        return [not_measured(memory.name + what, "no episode started in an update")]
     parts = [summarize(memory, what, differences, count, "the initial state", lambda: rule)] if differences else []
     finding = f"{memory.script.place(crossed[0])} is not the first step of its sequence; {rule}" if crossed else ""
     what = f"{memory.name}episode starts inside a call of the update"
@@ -209,7 +213,9 @@ def _clear_in_updates(memory: Memory) -> list[Measurement]:
 
 
 def _first_column(call: RecurrentCall) -> Iterable[tuple[int, Tensor]]:
-    return [(number, entry) for number, entry in zip(call.ids[:, 0].tolist(), call.entry, strict=True) if number != NONE]
+    return [
+        (number, entry) for number, entry in zip(call.ids[:, 0].tolist(), call.entry, strict=True) if number != NONE
+    ]
 
 
 def _compare(memory: Memory, actual: Tensor, expected: Tensor, number: int) -> Difference:
@@ -227,13 +233,13 @@ def carry(memory: Memory) -> list[Measurement]:
         # A late clear is reported by clear.
         late = near(acts[0].entry, memory.initial) and _uncleared(memory, memory.before(number))
         pairs = [] if late else [(acts[0], previous[-1].exit)]
-        pairs += [(act, acts[0].entry) for act in acts[1:] if act.update != acts[0].update]
+        pairs += [(act, acts[0].entry) for act in acts[1:] if act.update != acts[0].update and not _advanced(act, acts)]
         for act, expected in pairs:
             count += 1
             differences.append(_compare(memory, act.entry, expected, number))
             if differences[-1].size > BOUND:
                 wrong.append(act.update != previous[-1].update)
-    must, what = "the state after the step before", "states inside episodes, acting"
+    must, what = STEP_BEFORE, "states inside episodes, acting"
     return [summarize(memory, what, differences, count, must, lambda: _carry_rule(differences, all(wrong)))]
 
 
@@ -241,27 +247,31 @@ def _uncleared(memory: Memory, number: int) -> bool:
     return number in memory.script.first and distance(memory.acting[number][-1].entry, memory.initial) > BOUND
 
 
+def _advanced(act: Acting, acts: list[Acting]) -> bool:
+    """Whether a call starts from the state after another call for the same observation, which is for pure to report."""
+    return any(near(act.entry, other.exit) for other in acts if other is not act)
+
+
 def _carry_rule(differences: list[Difference], after_updates: bool) -> str:
     names = {each.actual for each in differences if each.size > BOUND}
-    if "a state that the update computed" in names:
-        return "hypothesis: the update writes the state of the rollout"
     if names <= {"zeros", "the initial state"}:
         return f"hypothesis: the state is cleared before each {'rollout' if after_updates else 'call'}"
     if after_updates:
-        return "hypothesis: the state changes between two rollouts"
+        return "hypothesis: the update, or what runs between rollouts, writes the state"
     return "hypothesis: the state of another environment or step is read"
 
 
 def pure(memory: Memory) -> list[Measurement]:
-    """All calls for one observation between two updates, as for a bootstrap value, start from the same state."""
+    """All calls for one observation, as for a bootstrap value, start from the same state."""
     differences, count = [], 0
     for number, acts in memory.acting.items():
         first = number in memory.script.first
-        for act in acts[:-1] if first else acts[1:]:
-            if first or act.update == acts[0].update:
+        acted = acts[-1] if first else acts[0]
+        for act in acts:
+            if act is not acted and (first or act.update == acted.update or _advanced(act, acts)):
                 count += 1
-                differences.append(_compare(memory, act.entry, memory.initial if first else acts[0].entry, number))
-    must = "the initial state at a start, else that of the first call for this observation"
+                differences.append(_compare(memory, act.entry, acted.entry, number))
+    must = "that of the other call for this observation"
     what = "states of repeated calls for one observation"
     return [summarize(memory, what, differences, count, must, lambda: _pure_rule(differences))]
 
@@ -270,34 +280,39 @@ def _pure_rule(differences: list[Difference]) -> str:
     names = {each.actual for each in differences if each.size > BOUND}
     if names & {"the state after this step"}:
         return "hypothesis: a call for a value, as the bootstrap's, changes the state of the rollout"
-    if names == {"the state after the step before"}:
+    if names == {"the last state of the episode before"}:
         return "hypothesis: a call for a value ignores that an episode starts"
     return "hypothesis: a call for a value changes the state of the rollout"
 
 
 def entry(memory: Memory) -> list[Measurement]:
     """The update's sequences start from the states that the rollout had there, and follow the order of steps."""
-    differences, count, breaks, previous = [], 0, list[tuple[int, int]](), dict[int, int]()
+    differences, count, breaks, previous = [], 0, list[tuple[int, int]](), dict[int, tuple[int, Tensor]]()
     for call in memory.updates:
-        for row, (number, state) in enumerate(zip(call.ids[:, 0].tolist(), call.entry, strict=True)):
+        for row, number in enumerate(call.ids[:, 0].tolist()):
+            then, state = previous.get(row, (NONE, None)), call.entry[row]
             if number == NONE or number in memory.script.first or number not in memory.acting:
                 continue
-            if call.ids.shape[1] == 1 and previous.get(row) == memory.before(number):
+            if call.ids.shape[1] == 1 and then[0] == memory.before(number):
+                continue
+            if call.ids.shape[1] == 1 and then[1] is not None and near(state, then[1]) and state.any():
+                breaks.append((number, then[0]))
                 continue
             count += 1
             differences.append(_compare(memory, state, memory.acting[number][-1].entry, number))
-        previous = dict(enumerate(call.ids[:, -1].tolist()))
+        last = call.ids[:, -1].tolist()
+        previous = {row: (number, call.exit[row]) for row, number in enumerate(last)}
         later, before = call.ids[:, 1:], call.ids[:, :-1]
         pairs = torch.stack([later, before], -1)[(later != NONE) & (before != NONE)].tolist()
         breaks += [(now, then) for now, then in pairs if memory.before(now) != then]
-    must, what = "the state that the rollout had there", "entry states of sequences, update"
-    parts = [summarize(memory, what, differences, count, must, lambda: _entry_rule(memory, differences))]
-    finding = ""
+    must, what, finding = "the state that the rollout had there", "entry states of sequences, update", ""
     if breaks:
         now, then = breaks[0]
         finding = f"{memory.script.place(now)} follows {memory.script.place(then)}; hypothesis: steps are shuffled, or "
         finding += "time and batch are swapped"
-    return [*parts, Measurement(f"{memory.name}steps after a step that is not the one before", float(len(breaks)), finding=finding)]
+    name = f"{memory.name}steps that follow another than the one before, update"
+    order = Measurement(name, float(len(breaks)), finding=finding)
+    return [order, summarize(memory, what, differences, count, must, lambda: _entry_rule(memory, differences))]
 
 
 def _entry_rule(memory: Memory, differences: list[Difference]) -> str:
@@ -326,7 +341,11 @@ def replay(memory: Memory) -> list[Measurement]:
                 count += 1
                 size = distance(call.y[tuple(index)], memory.acting[number][-1].y)
                 differences.append(Difference(number, size, "another output"))
-    return [summarize(memory, "recurrent outputs, update", differences, count, "that of the rollout", lambda: "")]
+    parts = [summarize(memory, "recurrent outputs, update", differences, count, "that of the rollout", lambda: "")]
+    unknown = memory.recording.unidentified[memory.module]
+    what = f"{memory.name}calls of the update with inputs that no step of the rollout had"
+    rule = "hypothesis: inputs are normalized or dropped out otherwise in updates, or observations changed in place"
+    return [Measurement(what, float(unknown), finding=rule), *parts]
 
 
 STATE_LAWS: dict[str, Callable[[Memory], list[Measurement]]] = {
