@@ -19,11 +19,10 @@ from holdfast.check.adapters import adapt
 from holdfast.check.adapters.base import PolicyAdapter
 from holdfast.check.laws import run_laws, run_world_laws
 from holdfast.check.preflight import Conditions
-from holdfast.check.results import Laws
 from holdfast.check.trainers import TRAINERS
 from holdfast.check.world_recording import AGENTS, WorldUnderTest
 from holdfast.cli.arguments import Parser, add_trust_code, output_file, parse_overrides
-from holdfast.cli.check_trainer import TRAINER, find_trainer
+from holdfast.cli.check_trainer import ROLLOUT, TRAINER, Measure, find_rollout, find_trainer
 from holdfast.config.run import all_keys, override
 from holdfast.errors import ConfigError, HoldfastError, error_text
 from holdfast.policies import LSTMWrapper
@@ -181,12 +180,13 @@ def _parser() -> Parser:
     parser = Parser(
         prog="holdfast check",
         usage="holdfast check TARGET [key=value ...] [options]",
-        description="Measure the laws of memory on a policy or a trainer, or the laws of a world.",
+        description="Measure the laws of memory on a policy, a trainer or a recorded rollout, or the laws of a world.",
     )
     target = (
         "a policy's name, component:NAME, a run's folder, package.module:Name of a class or policy, world:NAME with "
         "keys of holdfast train: world:recall world.delay=4, trainer:package.module:train of a function that trains on "
-        f"scripted environments, or trainer:NAME of a library: {', '.join(TRAINERS)}"
+        f"scripted environments, or trainer:NAME of a library: {', '.join(TRAINERS)}, or "
+        "rollout:FILE, a recorded rollout"
     )
     add = parser.add_argument
     add("words", nargs="*", metavar="TARGET", help=target)
@@ -224,10 +224,11 @@ def _parse_target(options: argparse.Namespace) -> tuple[str, dict[str, str]]:
 
 def _find_target_object(
     target: str, keys: dict[str, str], options: argparse.Namespace
-) -> PolicyAdapter | WorldUnderTest | Callable[[Callable[[str], None]], Laws]:
-    """Build the policy or the world to check, or the measurement of a trainer; refuse options of the others."""
-    if target.startswith(TRAINER):
-        return find_trainer(target, keys, options)
+) -> PolicyAdapter | WorldUnderTest | Measure:
+    """Build the policy or world to check, or the measurement of a trainer or rollout; refuse options of others."""
+    if target.startswith((TRAINER, ROLLOUT)):
+        find = find_trainer if target.startswith(TRAINER) else find_rollout
+        return find(target, keys, options)
     for word in ("interface", "gamma", "lam"):
         if getattr(options, word) is not None:
             raise ConfigError(f"--{word} is for trainers, for example: holdfast check trainer:my.module:train.")

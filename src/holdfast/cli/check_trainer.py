@@ -1,29 +1,26 @@
-"""`holdfast check trainer:...`: find a trainer and measure its laws."""
+"""`holdfast check trainer:...` and `rollout:...`: find a trainer or a recorded rollout and measure its laws."""
 
 import argparse
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from holdfast.check.results import Laws
+from holdfast.check.rollout_file import check_rollout
 from holdfast.check.trainer import check_trainer
 from holdfast.check.trainer.run import GAMMA, LAMBDA
 from holdfast.check.trainers import TRAINERS, peer_trainer
 from holdfast.errors import ConfigError, did_you_mean
 from holdfast.registry import import_object
 
-TRAINER = "trainer:"
+TRAINER, ROLLOUT = "trainer:", "rollout:"
+Measure = Callable[[Callable[[str], None]], Laws]
 OTHERS = ("obs", "steps", "device", "precision", "kernel", "html")
-"""Options that do not apply to trainers."""
+"""Options that do not apply to trainers and rollouts."""
 
 
-def find_trainer(
-    target: str, keys: Mapping[str, str], options: argparse.Namespace
-) -> Callable[[Callable[[str], None]], Laws]:
+def find_trainer(target: str, keys: Mapping[str, str], options: argparse.Namespace) -> Measure:
     """Return the measurement of the trainer that a target names."""
-    for word in OTHERS:
-        if getattr(options, word) is not None:
-            raise ConfigError(f"--{word} is not for trainers, which get scripted environments; omit it.")
-    if keys:
-        raise ConfigError(f"{next(iter(keys))} is not an option of a trainer; set it in its function.")
+    _refuse(OTHERS, "trainers, which get scripted environments", keys, options)
     gamma, lam = _fraction(options.gamma, "--gamma", GAMMA), _fraction(options.lam, "--lam", LAMBDA)
     name, interface = target.removeprefix(TRAINER), options.interface or ""
     if ":" in name:
@@ -38,6 +35,23 @@ def find_trainer(
         hint = did_you_mean(name, TRAINERS, f"choose one of {', '.join(TRAINERS)}, or write trainer:my.module:train.")
         raise ConfigError(f"{target} is not known; {hint}")
     return lambda update: check_trainer(train, interface=interface, gamma=gamma, lam=lam, on_progress=update)
+
+
+def find_rollout(target: str, keys: Mapping[str, str], options: argparse.Namespace) -> Measure:
+    """Return the measurement of a recorded rollout."""
+    _refuse((*OTHERS, "interface", "gamma", "lam"), "rollouts, whose numbers are in the file", keys, options)
+    path = Path(target.removeprefix(ROLLOUT))
+    if not path.is_file():
+        raise ConfigError(f"{path} is no file; write rollout:FILE, a safetensors file of a recorded rollout.")
+    return lambda update: check_rollout(path)
+
+
+def _refuse(words: tuple[str, ...], what: str, keys: Mapping[str, str], options: argparse.Namespace) -> None:
+    for word in words:
+        if getattr(options, word) is not None:
+            raise ConfigError(f"--{word} is not for {what}; omit it.")
+    if keys:
+        raise ConfigError(f"{next(iter(keys))} is not an option here; keys are for worlds and runs, omit it.")
 
 
 def _fraction(text: str | None, option: str, default: float) -> float:

@@ -52,7 +52,7 @@ def table(laws: Laws) -> Table:
     rows = Table("law", "measured", "bound", "", "what was measured", box=None, padding=(0, 2, 0, 0))
     for name, law in laws.items():
         absent = law.ok and law.worst.path == "n/a"
-        mark = Text("–", "yellow") if absent else Text("✓", "green") if law.ok else Text("✗", "red")
+        mark = Text("-", "yellow") if absent else Text("✓", "green") if law.ok else Text("✗", "red")
         measured, limit = ("n/a", "") if absent else (number(law.measured), bound(law.worst))
         rows.add_row(Text(name), measured, limit, mark, Text(law.worst.what))
     return rows

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.modules import module as hooks
@@ -180,15 +181,19 @@ class TrainerRecording:
         equal = self._inputs[module].find(rows)
         if raw is None or not in_order:
             return equal
-        return raw if bool(((equal == raw) | (equal == NONE)).all()) else equal
+        same_order = bool((equal == raw).any() & ((equal == raw) | (equal == NONE)).all())
+        return raw if same_order else equal
 
     def _kind(self, ids: Int[Tensor, "B T"]) -> Kind:
-        """Acting is a call of one step for observations that the environments have just returned."""
-        now = torch.from_numpy(self.script.current), torch.from_numpy(self.script.latest_final)
+        """Acting is a call of one step for observations that the environments have just returned, or were acted on."""
+        learning, script = torch.is_grad_enabled(), self.script
+        now = [script.current, script.latest_final]
+        # Some trainers compute the values of a step after it was taken.
+        now += [script.transitions[-1].ids] if script.transitions and not learning else []
         present = ids[ids != NONE]
-        if ids.shape[1] == 1 and len(present) and bool(torch.isin(present, torch.cat(now)).all()):
+        if ids.shape[1] == 1 and len(present) and np.isin(present.numpy(), np.concatenate(now)).all():
             return "act"
-        return "learn" if torch.is_grad_enabled() else "recompute"
+        return "learn" if learning else "recompute"
 
 
 def _add_gradient(call: HeadCall, gradient: Tensor) -> None:

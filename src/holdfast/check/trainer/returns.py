@@ -13,10 +13,12 @@ import torch
 
 from holdfast.check.results import Measurement, not_measured
 from holdfast.check.trainer.recording import HeadCall, TrainerRecording
-from holdfast.check.trainer.script import NONE, TrainerScript
+from holdfast.check.trainer.script import TrainerScript
 
 BOUND = 1e-3
 """Largest error of a reward or value, relative to max(1, |x|): gradients are float32 and scaled."""
+SAME = 1e-5
+"""Largest difference of a replayed value from the rollout's, relative to max(1, |x|)."""
 FIT = 0.9
 """Share of steps that must fit for a rule to explain the advantages."""
 GRID = (0.0, 0.8, 0.9, 0.92, 0.95, 0.97, 0.98, 0.99, 0.995, 0.999, 1.0)
@@ -62,14 +64,20 @@ class Returns:
 
     @cached_property
     def gradients(self) -> dict[int, tuple[float, int]]:
-        """The negative gradient of each observation's first value in an update, times rows, and when it was."""
-        result = {}
+        """The negative gradient of each observation's first value in an update, times rows, and when it was.
+
+        Values that are not those of the rollout are left out: their gradients say nothing of its advantages.
+        """
+        result, acting = dict[int, tuple[float, int]](), self._values[1]
         for call in self.calls:
-            if call.gradient is not None and call.kind == "learn":
-                rows = int((call.ids != NONE).sum())
-                for number, gradient in zip(call.ids.tolist(), call.gradient[:, 0].tolist(), strict=True):
-                    if number != NONE:
-                        result.setdefault(number, (-gradient * rows, call.time))
+            if call.gradient is None or call.kind != "learn":
+                continue
+            # The gradient of a padded row is 0.
+            rows = int((call.gradient != 0).sum())
+            columns = (call.ids.tolist(), call.gradient[:, 0].tolist(), call.output[:, 0].tolist())
+            for number, gradient, value in zip(*columns, strict=True):
+                if number in acting and abs(value - acting[number]) <= SAME * max(1, abs(value)):
+                    result.setdefault(number, (-gradient * rows, call.time))
         return result
 
     def rows(self, read: Callable[[int], float]) -> Rows:
@@ -137,7 +145,7 @@ class Returns:
         if not self.calls:
             return "no linear layer with one output has gradients in updates"
         if not np.isfinite(self.fit[0]):
-            return "no two steps in a row were trained on and have values"
+            return "no two steps in a row were replayed with the values of the rollout"
         return ""
 
 
@@ -287,10 +295,10 @@ def _head_replay(script: TrainerScript, name: str, calls: list[HeadCall]) -> Mea
             elif call.kind == "learn" and number in acting:
                 expected, count = acting[number], count + 1
                 error = float(((row - expected).abs().max() / expected.abs().max().clamp(min=1)).nan_to_num(torch.inf))
-                if error > 1e-5:
+                if error > SAME:
                     finding = finding or f"{script.place(number)}: off by {error:.1e}, must be that of the rollout"
                     wrong += 1
                 worst = max(worst, error)
     if not count:
         return not_measured(f"{name}, update", "no step of the rollout was identified")
-    return Measurement(f"{name}, update", worst, 1e-5, finding=f"{finding} ({wrong} of {count})" if wrong else "")
+    return Measurement(f"{name}, update", worst, SAME, finding=f"{finding} ({wrong} of {count})" if wrong else "")

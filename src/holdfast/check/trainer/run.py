@@ -82,10 +82,10 @@ def measure_recording(recording: TrainerRecording, gamma: float, lam: float, *, 
         elif law == "once":
             parts = once(recording, memories)
         elif law == "advantage":
-            parts = _if_replayed(laws, "advantages", lambda: advantage(returns))
+            parts = advantage(returns)
         else:
             finals = [_final_states(memory) for memory in memories] if sees_final else []
-            parts = [*_if_replayed(laws, "bootstrap values", lambda: _bootstraps(returns, sees_final)), *finals]
+            parts = [*_bootstraps(returns, sees_final), *finals]
         if law == "replay" and not changed and all(part.ok for part in parts):
             parts += heads_replay(recording)
         measured = [part for part in parts if part.path != "n/a"]
@@ -101,12 +101,6 @@ def _unnamed(part: Measurement, memories: list[Memory]) -> str:
     return next(
         (part.what.removeprefix(m.name) for m in memories if m.name and part.what.startswith(m.name)), part.what
     )
-
-
-def _if_replayed(laws: list[Law], what: str, measure: Callable[[], list[Measurement]]) -> list[Measurement]:
-    """Measure only where the update's rows are those of the rollout."""
-    replay = next(law for law in laws if law.name == "replay")
-    return measure() if replay.ok else [not_measured(what, "replay is broken, fix it first")]
 
 
 def _bootstraps(returns: Returns, sees_final: bool) -> list[Measurement]:

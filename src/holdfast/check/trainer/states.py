@@ -17,6 +17,7 @@ BOUND = 1e-5
 """Largest difference of two states or outputs, relative to max(1, |x|)."""
 
 STEP_BEFORE = "the state after the step before"
+AFTER_STEP = "hypothesis: the entry state is stored after the step"
 
 
 @dataclass(frozen=True)
@@ -204,6 +205,8 @@ def _clear_in_updates(memory: Memory) -> list[Measurement]:
             if number in memory.script.first and then == memory.before(number):
                 count, crossed = count + 1, [*crossed, number]
     what, rule = "states at episode starts, update", "hypothesis: replayed without clearing"
+    if not crossed and {each.actual for each in differences if each.size > BOUND} == {"the state after this step"}:
+        rule = AFTER_STEP
     if not count:
         return [not_measured(memory.name + what, "no episode started in an update")]
     parts = [summarize(memory, what, differences, count, "the initial state", lambda: rule)] if differences else []
@@ -310,7 +313,7 @@ def entry(memory: Memory) -> list[Measurement]:
         now, then = breaks[0]
         finding = f"{memory.script.place(now)} follows {memory.script.place(then)}; hypothesis: steps are shuffled, or "
         finding += "time and batch are swapped"
-    name = f"{memory.name}steps that follow another than the one before, update"
+    name = f"{memory.name}steps out of order, update"
     order = Measurement(name, float(len(breaks)), finding=finding)
     return [order, summarize(memory, what, differences, count, must, lambda: _entry_rule(memory, differences))]
 
@@ -321,7 +324,7 @@ def _entry_rule(memory: Memory, differences: list[Difference]) -> str:
     if names <= {"zeros", "the initial state"}:
         return "hypothesis: replayed from zeros"
     if names == {"the state after this step"}:
-        return "hypothesis: the entry state is stored after the step"
+        return AFTER_STEP
     others = [each for each in wrong if each.actual.startswith("the state after env ")]
     other_env = [each for each in others if f"after env {memory.script.env(each.number)}," not in each.actual]
     if len(other_env) > len(wrong) / 2:
@@ -343,7 +346,7 @@ def replay(memory: Memory) -> list[Measurement]:
                 differences.append(Difference(number, size, "another output"))
     parts = [summarize(memory, "recurrent outputs, update", differences, count, "that of the rollout", lambda: "")]
     unknown = memory.recording.unidentified[memory.module]
-    what = f"{memory.name}calls of the update with inputs that no step of the rollout had"
+    what = f"{memory.name}calls with inputs unlike the rollout's, update"
     rule = "hypothesis: inputs are normalized or dropped out otherwise in updates, or observations changed in place"
     return [Measurement(what, float(unknown), finding=rule), *parts]
 

@@ -22,6 +22,7 @@ TRAINERS = {
     "sb3": PeerTrainer("sb3", "sb3-contrib", "`RecurrentPPO.learn` with `MlpLstmPolicy`"),
     "cleanrl": PeerTrainer("gym", "", "our single file in CleanRL's style: its recurrent PPO for Atari, on vectors"),
     "rsl_rl": PeerTrainer("rsl_rl", "rsl-rl-lib", "`PPO` with recurrent actor and critic, in the runner's loop"),
+    "skrl": PeerTrainer("gym", "skrl", "`PPO_RNN`; its LSTM models are ours, as skrl leaves them to users"),
 }
 
 
