@@ -116,6 +116,22 @@ BROKEN = {
     "scaled outputs in the update": (
         [("policy, value = agent.heads(y)\n", "policy, value = agent.heads(0.9 * y)\n")],
         "replay",
+        "between the memory and the head",
+    ),
+    "other inputs of the critic in the update": (
+        [("policy, value = agent.heads(y)\n", "policy, value = agent.heads(y)[0], agent.heads(y + 0.1)[1]\n")],
+        "replay",
+        "values of inputs unlike",
+    ),
+    "other heads in the update": (
+        [
+            (
+                UNROLL,
+                "b = agent.critic.bias.data; " + UNROLL + "; b += 0.125",
+            ),
+            ("                loss.backward()\n", "                loss.backward(); b -= 0.125\n"),
+        ],
+        "replay",
         "must be that of the rollout",
     ),
     "other gates in the update": (

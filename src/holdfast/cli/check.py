@@ -197,7 +197,7 @@ def _parser() -> Parser:
     add("--device", metavar="cpu|cuda", help="device of a Holdfast policy (default: cpu)")
     add("--precision", metavar="float32|bfloat16", help="precision of its layers (default: the policy's own)")
     add("--kernel", metavar="auto|torch|triton", help="kernel of its LSTM or GRU (default: the policy's own)")
-    add("--interface", metavar="KIND", help="environments a trainer gets: gym, sb3, rsl_rl, torchrl (default: gym)")
+    add("--interface", metavar="KIND", help="environments a trainer gets: gym, sb3, rsl_rl (default: gym)")
     add("--gamma", metavar="G", help="discount that a trainer uses (default: 0.99)")
     add("--lam", metavar="L", help="lambda of a trainer's GAE (default: 0.95)")
     add_trust_code(parser)

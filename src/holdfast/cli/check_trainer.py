@@ -8,7 +8,7 @@ from holdfast.check.results import Laws
 from holdfast.check.rollout_file import check_rollout
 from holdfast.check.trainer import check_trainer
 from holdfast.check.trainer.run import GAMMA, LAMBDA
-from holdfast.check.trainers import TRAINERS, peer_trainer
+from holdfast.check.trainers import TRAINERS, check_peer
 from holdfast.errors import ConfigError, did_you_mean
 from holdfast.registry import import_object
 
@@ -23,17 +23,16 @@ def find_trainer(target: str, keys: Mapping[str, str], options: argparse.Namespa
     _refuse(OTHERS, "trainers, which get scripted environments", keys, options)
     gamma, lam = _fraction(options.gamma, "--gamma", GAMMA), _fraction(options.lam, "--lam", LAMBDA)
     name, interface = target.removeprefix(TRAINER), options.interface or ""
-    if ":" in name:
-        train = import_object(name, "")
-        if not callable(train):
-            raise ConfigError(f"{target} is no function; write def train(envs): ... in that module.")
-    elif name in TRAINERS:
+    if name in TRAINERS:
         if interface not in ("", TRAINERS[name].interface):
             raise ConfigError(f"{target} has its own interface, {TRAINERS[name].interface}; omit --interface.")
-        train, interface = peer_trainer(name), TRAINERS[name].interface
-    else:
+        return lambda update: check_peer(name, gamma, lam, update)
+    if ":" not in name:
         hint = did_you_mean(name, TRAINERS, f"choose one of {', '.join(TRAINERS)}, or write trainer:my.module:train.")
         raise ConfigError(f"{target} is not known; {hint}")
+    train = import_object(name, "")
+    if not callable(train):
+        raise ConfigError(f"{target} is no function; write def train(envs): ... in that module.")
     return lambda update: check_trainer(train, interface=interface, gamma=gamma, lam=lam, on_progress=update)
 
 

@@ -124,7 +124,7 @@ def test_a_trainer_that_cannot_be_measured_is_an_error_of_one_line(train, error,
 
 
 def test_an_unknown_interface_is_an_error():
-    with pytest.raises(ConfigError, match="interface 'jax' is not known; choose one of gym, sb3, rsl_rl, torchrl"):
+    with pytest.raises(ConfigError, match="interface 'jax' is not known; choose one of gym, sb3, rsl_rl"):
         check_trainer(mini_trainer.train, interface="jax")
 
 

@@ -1,4 +1,4 @@
-"""The script as environments of other libraries: Gymnasium's, Stable-Baselines3's, rsl_rl's and TorchRL's."""
+"""The script as environments of Gymnasium, Stable-Baselines3 and rsl_rl."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from holdfast.check.trainer.script import ACTIONS, NONE, TrainerScript
+from holdfast.check.trainer.script import ACTIONS, TrainerScript
 from holdfast.errors import ConfigError, ContractError
 
 
@@ -112,13 +112,6 @@ def rsl_rl_envs(script: TrainerScript) -> Any:
     return ScriptedRslEnv()
 
 
-def torchrl_envs(script: TrainerScript) -> Any:
-    """Return the script as a batch-locked TorchRL environment; resets of single rows open what the script opened."""
-    from holdfast.check.trainer.torchrl_environment import ScriptedTorchRL
-
-    return ScriptedTorchRL(script)
-
-
 def _need(name: str, package: str, make: Callable[[TrainerScript], Any]) -> Callable[[TrainerScript], Any]:
     """Say which package an interface needs."""
 
@@ -135,6 +128,4 @@ INTERFACES: dict[str, Callable[[TrainerScript], Any]] = {
     "gym": GymEnvs,
     "sb3": _need("sb3", "sb3-contrib", sb3_envs),
     "rsl_rl": _need("rsl_rl", "rsl-rl-lib", rsl_rl_envs),
-    "torchrl": _need("torchrl", "torchrl", torchrl_envs),
 }
-__all__ = ["INTERFACES", "NONE", "GymEnvs"]

@@ -96,6 +96,8 @@ class TrainerRecording:
     unidentified: Counter[nn.Module] = field(default_factory=Counter)
     """Calls of recurrent modules with gradients whose rows belong to no observation."""
     _inputs: dict[nn.Module, RowTable] = field(default_factory=lambda: defaultdict(RowTable))
+    _heads: dict[nn.Module, None] = field(default_factory=dict)
+    """Heads that were called for observations."""
     _raw: Tensor | None = None
     """The observations that entered a module last."""
     _raw_time: int = NONE
@@ -152,8 +154,9 @@ class TrainerRecording:
     def _add_head(self, module: nn.Module, x: Tensor, output: Tensor) -> None:
         flat, rows = _plain(output).flatten(0, -2), _plain(x).flatten(0, -2)
         ids = self._identify(module, rows)
-        if len(ids) == 0 or not bool((ids != NONE).any()):
+        if not bool((ids != NONE).any()) and not (output.requires_grad and module in self._heads):
             return
+        self._heads[module] = None
         kind = self._kind(ids[:, None])
         if kind == "act":
             self._inputs[module].add(ids, rows)

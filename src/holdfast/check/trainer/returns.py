@@ -13,7 +13,7 @@ import torch
 
 from holdfast.check.results import Measurement, not_measured
 from holdfast.check.trainer.recording import HeadCall, TrainerRecording
-from holdfast.check.trainer.script import TrainerScript
+from holdfast.check.trainer.script import NONE, TrainerScript
 
 BOUND = 1e-3
 """Largest error of a reward or value, relative to max(1, |x|): gradients are float32 and scaled."""
@@ -279,10 +279,18 @@ def heads_replay(recording: TrainerRecording) -> list[Measurement]:
         calls = [call for calls in modules.values() for call in calls]
         for calls in modules.values():
             if any(call.kind == "learn" for call in calls):
-                parts.append(_head_replay(recording.script, name, calls))
+                parts += [_strange_rows(name, calls), _head_replay(recording.script, name, calls)]
         if not calls:
             parts.append(not_measured(f"{name}, update", "no linear layer of that size has gradients in updates"))
     return parts
+
+
+def _strange_rows(name: str, calls: list[HeadCall]) -> Measurement:
+    """Count rows that the loss reads and whose inputs are those of no step; padded rows have no gradient."""
+    learnt = [call for call in calls if call.gradient is not None and call.kind == "learn"]
+    count = sum(int(((call.gradient != 0).any(1) & (call.ids == NONE)).sum()) for call in learnt)
+    finding = "hypothesis: what lies between the memory and the head differs in updates"
+    return Measurement(f"{name} of inputs unlike the rollout's, update", float(count), finding=finding)
 
 
 def _head_replay(script: TrainerScript, name: str, calls: list[HeadCall]) -> Measurement:

@@ -1,9 +1,12 @@
 """Run a trainer on scripted environments and measure its laws."""
 
 import inspect
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
+
+import torch
 
 from holdfast.check.results import Law, Laws, Measurement, not_measured
 from holdfast.check.trainer.environments import INTERFACES
@@ -25,21 +28,25 @@ def check_trainer(
     interface: str = "",
     gamma: float = GAMMA,
     lam: float = LAMBDA,
+    hands_over_final: bool | None = None,
     on_progress: Callable[[str], None] = lambda doing: None,
 ) -> Laws:
     """Measure the laws of memory on a trainer; `laws.ok` is true if all that could be measured hold.
 
     `train(envs)` trains a recurrent policy on the environments that it is handed, for two or three updates, with
     learning rate 0, no dropout, no normalization of observations or returns, and with `gamma` and `lam`.
-    `interface` is the kind of environments, one of `gym`, `sb3`, `rsl_rl`, `torchrl`; by default what the function's
-    annotation names, else `gym`.
+    `interface` is the kind of environments, one of `gym`, `sb3`, `rsl_rl`; by default what the function's
+    annotation names, else `gym`. `hands_over_final=False` says that the trainer's own interface drops final
+    observations, so that the value of the step before a truncation may stand for theirs.
     """
     chosen = interface or _annotated(train)
     if chosen not in INTERFACES:
         raise ConfigError(f"interface {chosen!r} is not known; choose one of {', '.join(INTERFACES)}.")
     recording = TrainerRecording(TrainerScript(on_step=lambda step: on_progress(f"the trainer took {step} steps")))
     environments = INTERFACES[chosen](recording.script)
-    with recording.recording():
+    # Compiled modules run eagerly, as hooks do not see their calls.
+    with recording.recording(), torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Using `torch.compile")
         try:
             train(environments)
         except HoldfastError:
@@ -47,7 +54,8 @@ def check_trainer(
         except Exception as error:
             raise ContractError(f"The trainer raised {located_error_text(error)}.") from error
     on_progress("comparing states, outputs and returns")
-    return measure_recording(recording, gamma, lam, sees_final=chosen != "rsl_rl")
+    sees_final = chosen != "rsl_rl" if hands_over_final is None else hands_over_final
+    return measure_recording(recording, gamma, lam, sees_final=sees_final)
 
 
 def _annotated(train: Train) -> str:
@@ -59,7 +67,7 @@ def _annotated(train: Train) -> str:
     if not parameters:
         raise ConfigError(f"The trainer takes no environments; {CONTRACT}.")
     text = str(parameters[0].annotation)
-    names = {"EnvBase": "torchrl", "rsl_rl": "rsl_rl", "stable_baselines3": "sb3"}
+    names = {"rsl_rl": "rsl_rl", "stable_baselines3": "sb3"}
     return next((interface for word, interface in names.items() if word in text), "gym")
 
 
