@@ -30,8 +30,9 @@ SKRL = """\
 `_rnn_final_states` the same dictionary. From the second step on, `act` (line 263) therefore overwrites the policy's
 initial state before `record_transition` (line 336) stores it: the memory holds the state *after* each step. Updates
 start one step late, and `clear` breaks with it, where a sequence begins with an episode. The value's state is stored
-before it is overwritten and is right. A fix: `self._rnn_initial_states = dict(self._rnn_final_states)`, with which `clear`,
-`entry` and `replay` hold. The same line is in the recurrent A2C, RPO, TRPO, DDPG, TD3 and SAC agents, which were not run.
+before it is overwritten and is right. A fix: `self._rnn_initial_states = dict(self._rnn_final_states)`, with which
+`clear`, `entry` and `replay` hold. The same line is in the recurrent A2C, RPO, TRPO, DDPG, TD3 and SAC agents, which
+were not run.
 
 Without the check, in four steps of the agent alone, for `agent`, `memory` and models as in
 `src/holdfast/check/trainers/skrl_trainer.py`:

@@ -1,6 +1,7 @@
 """Recorded rollouts: the right one passes, each wrong one is caught and named, malformed files are one line."""
 
 import json
+import random
 import re
 import struct
 
@@ -9,9 +10,11 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
+from helpers.mutations import mutate
 from holdfast.check import rollout_file
 from holdfast.check.rollout_file import check_rollout
 from holdfast.cli import main
+from holdfast.errors import ConfigError
 
 T, E, H, SEGMENTS, GAMMA, LAMBDA = 12, 3, 2, 3, 0.9, 0.8
 
@@ -259,3 +262,17 @@ def test_half_precision_is_read(tmp_path):
     tensors["replayed_log_probs"] = tensors["log_probs"].clone()
     save_torch(tensors, tmp_path / "r.safetensors", metadata={"holdfast_rollout": '{"version": 1}'})
     assert check_rollout(tmp_path / "r.safetensors")["replay"].ok
+
+
+def test_mutated_files_are_refused_or_measured(tmp_path):
+    path = write(tmp_path / "r.safetensors", right())
+    intact, refused = path.read_bytes(), 0
+    for number in range(60):
+        path.write_bytes(intact)
+        mutate(path, random.Random(number))
+        try:
+            assert len(check_rollout(path)) == 6
+        except ConfigError as error:
+            refused += 1
+            assert "\n" not in str(error)
+    assert refused > 10

@@ -1,4 +1,4 @@
-"""docs/guides/check_your_trainer.md: its writer writes what the check reads, and its laws are those that are measured."""
+"""docs/guides/check_your_trainer.md: its writer writes what the check reads; it names all laws and arrays."""
 
 import re
 from pathlib import Path

@@ -47,7 +47,7 @@ CONFIG = {
 }
 
 
-class ScriptedVecEnv(vecenv.IVecEnv):
+class ScriptedRlGames(vecenv.IVecEnv):
     """The Gymnasium environments, as rl_games calls them."""
 
     def __init__(self, envs: Any) -> None:
@@ -71,7 +71,7 @@ class ScriptedVecEnv(vecenv.IVecEnv):
 
 def train(envs: Any) -> None:
     """Train with learning rate 0."""
-    vecenv.register("SCRIPTED", lambda config_name, num_actors, **options: ScriptedVecEnv(envs))
+    vecenv.register("SCRIPTED", lambda config_name, num_actors, **options: ScriptedRlGames(envs))
     env_configurations.register("scripted", {"vecenv_type": "SCRIPTED", "env_creator": lambda **options: envs})
     sizes = {"num_actors": envs.num_envs, "minibatch_size": STEPS * envs.num_envs // 2}
     with tempfile.TemporaryDirectory() as folder:

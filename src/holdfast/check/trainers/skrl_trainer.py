@@ -12,7 +12,7 @@ from torch import Tensor, nn
 STEPS, UPDATES, HIDDEN = 16, 3, 16
 
 
-class Recurrent(Model):
+class SkrlRecurrent(Model):
     """An LSTM and a head; sequences are cleared after their ends."""
 
     def __init__(self, env: Any, outputs: int) -> None:
@@ -42,19 +42,19 @@ class Recurrent(Model):
         return self.head(torch.cat(outputs, 1).flatten(0, 1)), {"rnn": list(state)}
 
 
-class Policy(CategoricalMixin, Recurrent):
+class SkrlPolicy(CategoricalMixin, SkrlRecurrent):
     """Logits."""
 
     def __init__(self, env: Any) -> None:
-        Recurrent.__init__(self, env, int(env.action_space.n))
+        SkrlRecurrent.__init__(self, env, int(env.action_space.n))
         CategoricalMixin.__init__(self)
 
 
-class Critic(DeterministicMixin, Recurrent):
+class SkrlCritic(DeterministicMixin, SkrlRecurrent):
     """Values."""
 
     def __init__(self, env: Any) -> None:
-        Recurrent.__init__(self, env, 1)
+        SkrlRecurrent.__init__(self, env, 1)
         DeterministicMixin.__init__(self)
 
 
@@ -66,7 +66,7 @@ def train(envs: Any) -> None:
     options = {"rollouts": STEPS, "learning_epochs": 2, "mini_batches": 2, "learning_rate": 0.0, "gae_lambda": 0.95}
     options["experiment"] = {"write_interval": 0, "checkpoint_interval": 0}
     spaces = {"observation_space": env.observation_space, "action_space": env.action_space}
-    models = {"policy": Policy(env), "value": Critic(env)}
+    models = {"policy": SkrlPolicy(env), "value": SkrlCritic(env)}
     agent = PPO_RNN(models=models, memory=memory, **spaces, device="cpu", cfg=options)
     agent.init()
     agent.enable_training_mode(True)
