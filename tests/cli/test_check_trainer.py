@@ -1,6 +1,7 @@
 """`holdfast check trainer:...` and `rollout:...` from the command line."""
 
 import json
+import sys
 
 import pytest
 
@@ -39,8 +40,6 @@ def test_a_function_of_ones_own(capsys):
         (["trainer:cleanrl", "--lam", "x"], "--lam x: write a number"),
         (["trainer:cleanrl", "--interface", "sb3"], "trainer:cleanrl has its own interface, gym"),
         (["trainer:helpers.mini_trainer:train", "--interface", "jax"], "interface 'jax' is not known"),
-        (["trainer:sb3"], "trainer:sb3: sb3_contrib is not installed; type: pip install sb3-contrib"),
-        (["trainer:helpers.mini_trainer:train", "--interface", "sb3"], "needs stable_baselines3; type: pip install"),
         (["fast", "--gamma", "0.9"], "--gamma is for trainers"),
         (["rollout:nowhere.safetensors"], "nowhere.safetensors is no file; write rollout:FILE"),
         (["rollout:x", "--gamma", "0.9"], "--gamma is not for rollouts"),
@@ -51,3 +50,22 @@ def test_a_wrong_call_is_one_line_and_exit_code_2(capsys, words, error):
     printed = capsys.readouterr().err
     assert error in printed
     assert printed.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["trainer:sb3"], "trainer:sb3: sb3_contrib is not installed; type: pip install sb3-contrib"),
+        (
+            ["trainer:helpers.mini_trainer:train", "--interface", "sb3"],
+            "needs sb3-contrib; type: pip install sb3-contrib",
+        ),
+        (["trainer:helpers.mini_trainer:train", "--interface", "rsl_rl"], "needs rsl-rl-lib; type: pip install"),
+    ],
+)
+def test_a_missing_package_is_named(capsys, monkeypatch, words, error):
+    for module in ("sb3_contrib", "stable_baselines3", "rsl_rl"):
+        monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.delitem(sys.modules, "holdfast.check.trainers.sb3_trainer", raising=False)
+    assert main(["check", *words]) == 2
+    assert error in capsys.readouterr().err

@@ -119,7 +119,7 @@ def _need(name: str, package: str, make: Callable[[TrainerScript], Any]) -> Call
         try:
             return make(script)
         except ImportError as error:
-            raise ConfigError(f"--interface {name} needs {error.name}; type: pip install {package}") from error
+            raise ConfigError(f"--interface {name} needs {package}; type: pip install {package}") from error
 
     return maker
 
