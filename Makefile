@@ -13,7 +13,7 @@ export OMP_NUM_THREADS ?= 1
 # Processes that tests start would compile every module again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: train test smoke slow lint docs museum mutants check-peers versions clean
+.PHONY: train test smoke slow lint docs museum mutants check-peers check-trainers versions clean
 
 train: $(RUNNABLE)
 	$(BIN)/holdfast train $(ARGS)
@@ -52,10 +52,30 @@ museum: $(READY)
 mutants: $(VENV)/.mutmut
 	$(BIN)/python tools/mutants.py $(ARGS)
 
-# docs/museum/peers.md: the laws on other libraries, in a separate environment with the tensordict they need.
+# docs/museum/peers.md: the laws on other libraries, in a separate environment with the tensordict they need;
+# docs/museum/conformance.md: the laws on their trainers, each in an environment of its own.
 PEERS := .venv-peers
-check-peers: $(PEERS)/.ready
+TRAINERS := $(addprefix $(PEERS)-trainers/,$(addsuffix /.ready,cleanrl sb3 rsl_rl skrl rl_games))
+check-peers: $(PEERS)/.ready check-trainers
 	$(PEERS)/bin/python tools/check_peers.py
+
+check-trainers: $(TRAINERS)
+	$(PEERS)-trainers/cleanrl/bin/python tools/check_trainers.py $(PEERS)-trainers
+
+# The pins of what is tested do not bind the libraries; rl_games asks for an old Gymnasium, which it does not need.
+$(PEERS)-trainers/%/.ready: pyproject.toml constraints.txt
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	grep --invert-match '^tensordict==' constraints.txt > $(@D)/constraints.txt
+	$(@D)/bin/python -m pip install --quiet --constraint $(@D)/constraints.txt torch
+	$(@D)/bin/python -m pip install --quiet --constraint $(@D)/constraints.txt --editable . $(REQUIRES_$*)
+	$(if $(ALONE_$*),$(@D)/bin/python -m pip install --quiet --no-deps $(ALONE_$*))
+	touch $@
+
+REQUIRES_sb3 := sb3-contrib==2.9.2
+REQUIRES_rsl_rl := rsl-rl-lib==5.5.1
+REQUIRES_skrl := skrl==2.1.1
+REQUIRES_rl_games := tensorboardX tensorboard setproctitle watchdog opencv-python-headless
+ALONE_rl_games := rl-games==1.6.5
 
 $(PEERS)/.ready: pyproject.toml constraints.txt
 	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
@@ -123,4 +143,4 @@ $(VENV)/peers/.ready: $(READY) Makefile
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(PEERS) $(OLDEST) $(NEWEST) mutants .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) $(PEERS)-trainers $(OLDEST) $(NEWEST) mutants .pytest_cache .ruff_cache .hypothesis

@@ -5,7 +5,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,11 @@ from holdfast.check.adapters.base import PolicyAdapter
 from holdfast.check.adapters.sb3 import load_recurrent_ppo
 from holdfast.check.laws import run_laws, run_world_laws
 from holdfast.check.preflight import Conditions
+from holdfast.check.trainers import TRAINERS
 from holdfast.check.world_recording import AGENTS, WorldUnderTest
 from holdfast.cli.arguments import Parser, add_trust_code, output_file, parse_overrides
 from holdfast.cli.check_policy import find_policy
+from holdfast.cli.check_trainer import ROLLOUT, TRAINER, Measure, find_rollout, find_trainer
 from holdfast.config.run import all_keys, override
 from holdfast.errors import ConfigError
 from holdfast.recipes import DEFAULT, find_recipe
@@ -138,6 +140,8 @@ def run_check(args: Sequence[str]) -> int:
             update = status.update if screen.is_terminal else PlainProgress()
             if isinstance(target_object, WorldUnderTest):
                 laws = run_world_laws(target_object, update)
+            elif isinstance(target_object, Callable):
+                laws = target_object(update)
             else:
                 laws = run_laws(target_object, update, conditions=conditions)
     if options.json:
@@ -157,11 +161,13 @@ def _parser() -> Parser:
     parser = Parser(
         prog="holdfast check",
         usage="holdfast check TARGET [key=value ...] [options]",
-        description="Measure the laws of memory on a policy, or the laws of a world.",
+        description="Measure the laws of memory on a policy, a trainer or a recorded rollout, or the laws of a world.",
     )
     target = (
         "a policy's name, component:NAME, a run's folder, package.module:Name of a class or policy, a RecurrentPPO's "
-        "zip, or world:NAME, with keys of holdfast train: fast world=gym:CartPole-v1 policy.hidden_size=32"
+        "zip, or world:NAME, with keys of holdfast train: fast world=gym:CartPole-v1 policy.hidden_size=32; "
+        "trainer:package.module:train of a function that trains on scripted environments, or trainer:NAME of a "
+        f"library: {', '.join(TRAINERS)}; rollout:FILE, a recorded rollout"
     )
     add = parser.add_argument
     add("words", nargs="*", metavar="TARGET", help=target)
@@ -175,6 +181,9 @@ def _parser() -> Parser:
     add(
         "--no-clear", action="store_true", help="pass a policy that gets no episode starts: its caller clears the state"
     )
+    add("--interface", metavar="KIND", help="environments a trainer gets: gym, sb3, rsl_rl (default: gym)")
+    add("--gamma", metavar="G", help="discount that a trainer uses (default: 0.99)")
+    add("--lam", metavar="L", help="lambda of a trainer's GAE (default: 0.95)")
     add_trust_code(parser)
     add("--json", action="store_true", help="print one JSON object instead of the table")
     add("--html", nargs="?", const="", metavar="FILE", help="write a page with plots too")
@@ -199,8 +208,14 @@ def _parse_target(options: argparse.Namespace) -> tuple[str, dict[str, str]]:
 
 def _find_target_object(
     target: str, keys: dict[str, str], options: argparse.Namespace
-) -> PolicyAdapter | WorldUnderTest:
-    """Build the policy or the world to check; refuse options of the other."""
+) -> PolicyAdapter | WorldUnderTest | Measure:
+    """Build the policy or world to check, or the measurement of a trainer or rollout; refuse options of others."""
+    if target.startswith((TRAINER, ROLLOUT)):
+        find = find_trainer if target.startswith(TRAINER) else find_rollout
+        return find(target, keys, options)
+    for word in ("interface", "gamma", "lam"):
+        if getattr(options, word) is not None:
+            raise ConfigError(f"--{word} is for trainers, for example: holdfast check trainer:my.module:train.")
     if not target.startswith(WORLD):
         if options.steps is not None:
             raise ConfigError("--steps is for worlds, for example: holdfast check world:recall world.delay=4.")
