@@ -130,8 +130,8 @@ def test_eval_max_steps_and_log_reach_both_evaluations():
     policy = build_policy(config, build_world(config, CPU, agents=8, seed=0), CPU)
     final_evaluation(config, policy, CPU, log=log.append)
     periodic_evaluation(config, policy, CPU, log=log.append)
-    # With memory intact and cleared.
-    assert [line.partition(":")[0] for line in log] == ["12 episodes did not end within 3 steps"] * 4
+    # Greedy with memory intact and cleared, twice; sampled at the end alone.
+    assert [line.partition(":")[0] for line in log] == ["12 episodes did not end within 3 steps"] * 5
 
 
 def test_final_evaluation_samples_too_and_a_periodic_one_does_not():
