@@ -23,7 +23,8 @@ def test_a_video_has_a_frame_of_every_step(tmp_path):
     with PlayLoop(player, 1, follow=1) as loop:
         # The encoder rounds colours.
         assert np.abs(first.astype(int) - loop.frame()).mean() < 3
-    assert Image.open(strip).size == (STRIP * 600 * STRIP_HEIGHT // 400 + 4 * (STRIP - 1), STRIP_HEIGHT)
+    with Image.open(strip) as image:
+        assert image.size == (STRIP * 600 * STRIP_HEIGHT // 400 + 4 * (STRIP - 1), STRIP_HEIGHT)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x.mp4", "x_strip.png"]
 
 
