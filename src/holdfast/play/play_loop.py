@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict
 
 from holdfast.config.run import Config
-from holdfast.errors import ContractError
+from holdfast.errors import ConfigError, ContractError
 from holdfast.evaluation.held_out import held_out_seed, held_out_world, num_agents_for
 from holdfast.memory import unit_values
 from holdfast.monitor.state_audit import state_norms
@@ -65,11 +65,13 @@ class PlayLoop:
         greedy: bool = True,
         frames: bool = True,
     ) -> None:
+        if player.config is None:
+            raise ConfigError("This player was loaded without a run, so it has no world to act in; give runs/NAME.")
         config, device = player.config, next(player.policy.parameters()).device
         agents = num_agents_for(config.world, player.spec, agents)
         self._context = open_world(config, device, agents, held_out_seed(config, PLAYED + seed), frames)
         self.world = self._context.__enter__()
-        self.player, self.greedy, self._checked = player, greedy, checked(self.world)
+        self.config, self.player, self.greedy, self._checked = config, player, greedy, checked(self.world)
         self.agents, self.spec = self.world.agents, self.world.spec
         self.follow = min(follow, self.agents, AXES["A"])
         self.session = player.start(self.agents, seed)
@@ -94,7 +96,7 @@ class PlayLoop:
 
     def header(self, run: str, steps_trained: int) -> ReplayHeader:
         """Return what a replay or a page says about the run."""
-        spec, config = self.spec, self.player.config
+        spec, config = self.spec, self.config
         ids = zip(spec.feature_ids, spec.features, strict=True)
         return ReplayHeader(
             run=run[:200],
@@ -134,7 +136,7 @@ class PlayLoop:
     def grid(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the grids of the followed agents' environments `[E,R,C]`, and all agents on them `[G,2]`."""
         if not isinstance(self.world, Drawable):
-            raise ContractError(f"{self.player.config.world.name} has no grid.")
+            raise ContractError(f"{self.config.world.name} has no grid.")
         view, per_env = self.world.grid_view(), self.spec.agents_per_env
         envs = -(-self.follow // per_env)
         return _array(view.cells[:envs], np.uint8), _array(view.agents[: envs * per_env], np.int16)
@@ -149,7 +151,7 @@ class PlayLoop:
             self.no_frames = str(error)
             return None
         if frame is None:
-            self.no_frames = f"{self.player.config.world.name} renders no frames"
+            self.no_frames = f"{self.config.world.name} renders no frames"
         return frame
 
     def _inputs(self) -> dict[str, Any]:
