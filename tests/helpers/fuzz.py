@@ -22,7 +22,10 @@ from helpers.mutations import mutate
 from helpers.report_runs import Page
 from helpers.small_runs import TINY, lines_of, sign
 from holdfast.cli import main
+from holdfast.play.record import record_replay
+from holdfast.report.viewer import viewer_section
 
+REPLAY = "replays/x.json.gz"
 OUTCOMES = {
     "equal": "the result of the intact run",
     "refused": "one line of error",
@@ -54,7 +57,7 @@ GYM = {
 
 
 def make_run(folder):
-    """Train a run with a teacher and a component graph, and save its policy and a memory; return its folder."""
+    """Train a run with a teacher and a component graph, and save its policy, a memory and a replay."""
     keys = {**TINY, **SHORT, "runs_dir": str(folder), "policy": "component:example"}
     teacher = holdfast.train("recall", {**keys, "run": "teacher", "trainer.total_timesteps": 64})
     run = holdfast.train("recall", {**keys, "run": "x", "trainer.teachers": str(teacher.folder)})
@@ -63,7 +66,7 @@ def make_run(folder):
 
 
 def make_gym_run(folder):
-    """Train a run with a Gymnasium world and normalization, and save its policy and a memory; return its folder."""
+    """Train a run with a Gymnasium world and normalization, and save its policy, a memory and a replay."""
     keys = {key: value for key, value in TINY.items() if key != "world.delay"}
     run = holdfast.train(None, {**keys, **SHORT, **GYM, "runs_dir": str(folder), "run": "gym"})
     save(run.folder, holdfast.load(run.folder))
@@ -71,8 +74,9 @@ def make_gym_run(folder):
 
 
 def save(folder, player):
-    """Save a policy and a memory into a run's folder, over those that exist."""
+    """Save a policy, a memory and a replay into a run's folder, over those that exist."""
     player.save_pretrained(folder / "hub")
+    record_replay(player, 8, agents=2).save(folder / REPLAY)
     session = player.start(2)
     session.act(*observations(player, 0))
     session.save(folder / "memory.safetensors")
@@ -104,6 +108,13 @@ def load_hub(folder):
 
 def restore_memory(folder):
     return act(holdfast.load(folder, trust_code=False), folder / "memory.safetensors")
+
+
+def show_replay(folder):
+    """The page of a replay, whose names are of the file."""
+    section = viewer_section(folder / REPLAY)
+    assert section.count("<script") == 2
+    return section
 
 
 def evaluate(folder):
@@ -152,6 +163,7 @@ VERBS = {
     "load": (load, 5),
     "load_hub": (load_hub, 4),
     "restore_memory": (restore_memory, 1),
+    "show_replay": (show_replay, 2),
     "evaluate": (evaluate, 3),
     "resume": (resume, 5),
     "export": (export, 0.2),
@@ -173,6 +185,8 @@ def choose_file(folder, verb, generator):
         files = [file for file in (folder / "hub").iterdir() if file.suffix != ".md"]
     elif verb == "restore_memory":
         files = [folder / "memory.safetensors"]
+    elif verb == "show_replay":
+        files = [folder / REPLAY]
     else:
         newest = list((folder / "checkpoints" / "latest").resolve().iterdir())
         others = [file for file in folder.rglob("*") if file.is_file() and "hub" not in file.parts]
@@ -208,7 +222,8 @@ def fuzz(folders, count, seed, verbs=None):
             (Path(temporary) / "fuzz_payload.py").write_text("open('executed', 'w').close()\nPayload = None\n")
             file = choose_file(copy, verb, generator)
             change = mutate(file, generator)
-            signed = generator.random() < 0.5 and sign_again(file)
+            # What is packed again has a right checksum.
+            signed = change == "change_packed_json" or (generator.random() < 0.5 and sign_again(file))
             outcome, result, text = in_child(in_copy, verb, copy)
             if (Path(temporary) / "executed").exists():
                 outcome = "executed"

@@ -1,5 +1,6 @@
 """Random mutations of one file: its bytes, its JSON tree, or the header of its tensors."""
 
+import gzip
 import json
 import pickle
 import random
@@ -39,6 +40,8 @@ def mutate(file: Path, generator: random.Random) -> str:
         choices += [_change_json] * 7
     if file.suffix == ".safetensors":
         choices += [_change_header] * 5 + [_change_tree] * 4 + [_change_numbers] * 2
+    if file.suffix == ".gz":
+        choices += [_change_packed_json] * 7
     if file.suffix in (".yaml", ".txt"):
         choices += [_change_words] * 4
     change = generator.choice(choices)
@@ -103,6 +106,10 @@ def _change_json(data, generator):
         number = generator.randrange(len(lines))
         lines[number] = json.dumps(_changed(json.loads(lines[number]), generator)) + "\n"
         return "".join(lines).encode()
+
+
+def _change_packed_json(data, generator):
+    return gzip.compress(json.dumps(_changed(json.loads(gzip.decompress(data)), generator)).encode(), mtime=0)
 
 
 def _changed(tree, generator):

@@ -13,6 +13,7 @@ from holdfast.cli import main
 from holdfast.config.worlds import WORLD_CONFIGS
 from holdfast.policies import make_policy
 from holdfast.registry import load_object
+from holdfast.worlds.step import Drawable
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "guides" / "write_a_world.md").read_text()
@@ -102,3 +103,15 @@ def test_worlds_table_lists_every_builtin_world_with_its_keys():
             key for key in inspect.signature(load_object(kind.family.constructor, "")).parameters if key not in common
         ]
         assert re.findall(r"`(\w+)`", rows[name]) == keys
+
+
+def test_guide_world_on_a_grid_is_drawn():
+    names = {}
+    exec(python_block("class Echo:") + python_block("class Corridor(Echo)"), names)
+    world = names["Corridor"](agents=3)
+    world.reset()
+    world.step(torch.zeros(3, dtype=torch.long))
+    view = world.grid_view()
+    assert isinstance(world, Drawable)
+    assert (list(view.cells.shape), view.agents.tolist()) == ([3, 1, 4], [[0, 1]] * 3)
+    assert [view.kinds[kind] for kind in view.cells[:, 0, 0]] == [["zero", "one"][bit] for bit in world.bit]

@@ -13,7 +13,7 @@ __all__ = ["main"]
 
 OK, FAILED, USAGE_ERROR, BROKEN_PIPE = 0, 1, 2, 141
 
-VERBS = ("train", "eval", "check", "export", "runs", "report", "sweep", "bench")
+VERBS = ("train", "eval", "check", "export", "runs", "report", "sweep", "bench", "play")
 """Each is `run_VERB` in a module of its name, imported when it is called: torch takes seconds."""
 
 HELP = """usage: holdfast VERB ...
@@ -28,6 +28,7 @@ HELP = """usage: holdfast VERB ...
   runs [FOLDER]                  list the runs of a folder: steps, return, finished or not
   sweep [RECIPE] --space ...     search the values of keys with Optuna, in parallel processes
   report runs/NAME ...           write one page about a run: did it learn, is its memory right, is it used
+  play runs/NAME                 watch a policy act in a local page, or terminal, and change its memory
   bench memory                   time memory cells against torch's dense call, and check their results
 
   --version                      print the version

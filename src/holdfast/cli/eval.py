@@ -21,6 +21,8 @@ from holdfast.config.run import Config, override
 from holdfast.errors import ConfigError
 from holdfast.evaluation.evaluate import MEMORY_MODES, MemoryMode
 from holdfast.evaluation.held_out import EvalResult, EvalSettings, evaluate_held_out, world_spec
+from holdfast.play import Player
+from holdfast.play.video import record_video, require_video
 from holdfast.policies import LSTMWrapper
 from holdfast.report.text import best_returns_line, margin_line, score_json, score_table
 from holdfast.trust import trusting
@@ -37,10 +39,11 @@ WIDTH = 120
 def run_eval(args: Sequence[str]) -> int:
     """Evaluate, and print the returns."""
     options = _parser().parse_intermixed_args(args)
-    folder, overrides = _split_overrides(options.args)
+    folder, overrides = split_overrides(options.args)
     names, settings, ways = options.memory or ["intact"], _eval_settings(options), _ways(options)
     modes: list[MemoryMode] = [mode for mode in MEMORY_MODES if mode in names or ALL in names]
     device = select_device(Config(device=options.device))
+    video = None if options.video is None else require_video(options.video)
     # Output of policies and worlds goes to stderr: stdout is JSON only.
     with redirect_stdout(sys.stderr) if options.json else nullcontext(), trusting(options.trust_code):
         saved = find_checkpoint(find_run(folder), to_stderr)
@@ -51,6 +54,9 @@ def run_eval(args: Sequence[str]) -> int:
             torch.set_num_threads(config.threads)
         opponent = None if options.against is None else _load_opponent(options.against, config, spec, device)
         console = Console(stderr=True, emoji=False)
+        if video is not None:
+            strip = record_video(Player(policy, config), video, greedy=ways[0] == "greedy")
+            console.print(f"video {video} · frames {strip}", markup=False, highlight=False, soft_wrap=True)
         with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
             task = progress.add_task("evaluating", total=len(ways) * len(modes) * settings.seeds)
             on_part = partial(progress.advance, task)
@@ -126,6 +132,11 @@ def _parser() -> Parser:
         help="opponent: its policy controls every second agent of each environment, then sides are swapped",
     )
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="device (auto)")
+    add(
+        "--video",
+        metavar="FILE.mp4",
+        help="record an episode or more, and a strip of frames beside it, if the world renders",
+    )
     add("--max-steps", type=count, metavar="N", help="steps after which an episode is cut (trainer.eval_max_steps)")
     add_trust_code(parser)
     add(
@@ -157,7 +168,7 @@ def _ways(options: argparse.Namespace) -> tuple[str, ...]:
     return ACTIONS[:2] if name == BOTH else (name,)
 
 
-def _split_overrides(args: Sequence[str]) -> tuple[str, dict[str, str]]:
+def split_overrides(args: Sequence[str]) -> tuple[str, dict[str, str]]:
     """Split arguments into the run's folder and overrides of its world."""
     folders = [arg for arg in args if "=" not in arg or Path(arg).is_dir()]
     if len(folders) != 1:

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from holdfast.memory.cell import Cell, MultiCell, NoMemory, saturation
+    from holdfast.memory.cell import Cell, MultiCell, NoMemory, saturation, unit_values
     from holdfast.memory.layers import Kernel
     from holdfast.memory.minlstm import MinLSTM
     from holdfast.memory.registry import CELLS, find_cell, make_cell, register_cell, require_kernel, use_kernel
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 __all__ = ["CELLS", "GRU", "LSTM", "Cell", "Kernel", "MemoryInit", "MinLSTM", "MultiCell", "NoMemory"]
 __all__ += ["StateStore", "find_cell", "make_cell", "register_cell", "require_kernel", "saturation"]
-__all__ += ["use_kernel"]
+__all__ += ["unit_values", "use_kernel"]
 
 _MODULES = {
-    "cell": ("Cell", "MultiCell", "NoMemory", "saturation"),
+    "cell": ("Cell", "MultiCell", "NoMemory", "saturation", "unit_values"),
     "layers": ("Kernel",),
     "minlstm": ("MinLSTM",),
     "registry": ("CELLS", "find_cell", "make_cell", "register_cell", "require_kernel", "use_kernel"),

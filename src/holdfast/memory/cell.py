@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, cast, final
 
 import torch
 from tensordict import TensorDict
@@ -192,6 +192,21 @@ def saturation(cell: Cell, state: TensorDict) -> Float[Tensor, ""] | None:
     """Return the fraction of saturated units; None: no part of the state is bounded."""
     units = [unit.flatten() for unit in _bounded_units(cell, state)]
     return (torch.cat(units).abs() > SATURATED).double().mean() if units else None
+
+
+def unit_values(cell: Cell, state: TensorDict) -> Float[Tensor, "B units"]:
+    """Return one value in [-1, 1] per unit of the last layer of each cell, to be looked at; no memory has no units."""
+    if isinstance(cell, MultiCell):
+        states = cell.split(state)
+        return torch.cat([unit_values(child, states[name]) for name, child in cell.cells.items()], dim=1)
+    if state.is_empty():
+        return torch.zeros(len(state), 0)
+    bounded_state = type(cell).bounded_state
+    leaf = next(iter(state.values())) if bounded_state is None else bounded_state(state)
+    units = cast("Tensor", leaf).float()
+    units = units.tanh() if bounded_state is None else units
+    last_layer = units[:, -1] if units.dim() > 2 else units
+    return last_layer.reshape(len(state), -1)
 
 
 def _bounded_units(cell: Cell, state: TensorDict) -> Iterator[Tensor]:

@@ -27,6 +27,7 @@ def write_final_report(
     spec: WorldSpec,
     folder: Path,
     timeline: TimelineRecorder | None,
+    steps_trained: int,
     log: Callable[[str], object],
 ) -> Path | None:
     """Write the report of a run, finished or stopped; one that fails is one line and ends no training."""
@@ -35,11 +36,13 @@ def write_final_report(
     command = f"holdfast report {shlex.quote(str(folder))}"
     try:
         # Imported here, because matplotlib takes a while to import.
+        from holdfast.play.record import leave_replay
         from holdfast.report.policy_measurements import AT_END_S, measure_policy
         from holdfast.report.report_page import write_report
 
         if timeline is not None and timeline.timeline is not None:
             write_timeline(timeline.timeline, folder)
+        leave_replay(folder, policy, config, steps_trained)
         measure = partial(measure_policy, policy, spec, config, limit_s=AT_END_S)
         return write_report([folder], folder / PAGE, measure)
     except KeyboardInterrupt:

@@ -223,7 +223,8 @@ def _train_loop(run: Run) -> RunResult:
     report = None
     if checkpoints.latest is not None:
         with stop.interruptible(signals=1):
-            report = write_final_report(config, run.policy, run.spec, run.folder.path, run.timeline, run.console.print)
+            outputs = run.folder.path, run.timeline, trainer.global_step, run.console.print
+            report = write_final_report(config, run.policy, run.spec, *outputs)
     summary = metrics | (scores or {})
     return RunResult(run.folder.path, checkpoints.latest, run.policy, run.spec, summary, finished, report)
 

@@ -19,6 +19,7 @@ from holdfast.state_tree import get_field, get_tensor_like, require_equal
 from holdfast.trust import require_trust_to_call
 from holdfast.types import Shaped, Tensor
 from holdfast.worlds.gym.episode_log import AgentEnv, EnvError, as_flag, count_reasons, require_episode_logs
+from holdfast.worlds.gym.frames import frame_of, modes_of
 from holdfast.worlds.gym.make_env import make_and_wrap
 from holdfast.worlds.gym.seed_episodes import SEEDS
 from holdfast.worlds.gym.spaces import ActionConverter, ObsConverter, external_spec, external_step
@@ -237,6 +238,7 @@ class ParallelEnvWorld:
         self.spec = external_spec(name, self._obs_converter, self._action_converter, self.agents_per_env)
         self._episodes = torch.zeros(len(self.envs), dtype=torch.long)
         self._clock, self._first_env = -1, 0
+        self.render_modes = modes_of(env.env)
 
     def set_agent_offset(self, first_agent: int) -> None:
         """Seed the environments as a shard of a larger world that starts at this agent."""
@@ -314,6 +316,11 @@ class ParallelEnvWorld:
         """Close the environments."""
         for env in self.envs:
             env.close()
+
+    def render_frame(self, agent: int) -> np.ndarray | None:
+        """Return a frame of an agent's environment, if it was made to render them."""
+        with self._error_context(number := agent // self.agents_per_env):
+            return frame_of(self.envs[number].env)
 
     def _make_step(self, rows: StepRows) -> Step:
         with self._error_context():

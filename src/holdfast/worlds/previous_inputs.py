@@ -14,7 +14,7 @@ from holdfast.state_tree import get_field, get_tensor_like
 from holdfast.types import Bool, Float, Shaped, Tensor
 from holdfast.worlds.obs import Obs
 from holdfast.worlds.save_restore import restore_world, save_world
-from holdfast.worlds.step import Closeable, Restarted, Step, World, WorldSpec
+from holdfast.worlds.step import Closeable, Rendering, Restarted, Step, World, WorldSpec
 
 
 class WithPreviousInputs:
@@ -139,6 +139,7 @@ class ExternalWorld:
         self._env_world = inside
         self._world: World = WithPreviousInputs(inside, **inputs) if any(inputs.values()) else inside
         self.agents, self.spec, self.name = inside.agents, self._world.spec, inside.name
+        self.render_modes = inside.render_modes if isinstance(inside, Rendering) else ()
 
     def reset(self) -> Step:
         """Start every agent's first episode; it is the same every time."""
@@ -159,3 +160,7 @@ class ExternalWorld:
     def close(self) -> None:
         """Close the environments."""
         self._env_world.close()
+
+    def render_frame(self, agent: int) -> np.ndarray | None:
+        """Return a frame of an agent's environment."""
+        return self._env_world.render_frame(agent) if isinstance(self._env_world, Rendering) else None

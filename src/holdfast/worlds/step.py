@@ -180,6 +180,39 @@ class Restorable(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class GridView:
+    """The grids of all environments as they are now, to be drawn."""
+
+    kinds: tuple[str, ...]
+    """What a cell can be: `("floor", "wall", "resource")`."""
+    cells: Int[Tensor, "E R C"]
+    """The grid of each environment: indices into `kinds`."""
+    agents: Int[Tensor, "A 2"]
+    """Row and column of each agent in the grid of its environment; -1 where it has left."""
+
+
+@runtime_checkable
+class Drawable(Protocol):
+    """A world on grids, which replays and the live page draw."""
+
+    def grid_view(self) -> GridView:
+        """Return the grids and the agents on them."""
+        ...
+
+
+@runtime_checkable
+class Rendering(Protocol):
+    """A world whose environments may render frames."""
+
+    render_modes: tuple[str, ...]
+    """The modes that the environments offer; `rgb_array` is that of frames."""
+
+    def render_frame(self, agent: int) -> np.ndarray | None:
+        """Return the frame `[height, width, 3]`, uint8, of an agent's environment; None: it was made without."""
+        ...
+
+
 def check_agent_count(name: str, agents: int, agents_per_env: int) -> None:
     """Require whole environments."""
     if agents < 1 or agents % agents_per_env:

@@ -6,7 +6,7 @@ import torch
 
 from holdfast.errors import ConfigError
 from holdfast.types import Bool, Int, Tensor, UInt8
-from holdfast.worlds.step import Feature, WorldSpec
+from holdfast.worlds.step import Feature, GridView, WorldSpec
 from holdfast.worlds.tensor_world import FULL, MOVES, Device, GridCell, Outcome, TensorWorld, require
 from holdfast.worlds.tokens import pack_location
 
@@ -27,6 +27,27 @@ def walls_around(cells: Sequence[GridCell], feature: int) -> list[list[list[int]
         [[pack_location(5 + dr, 5 + dc), feature, 1] for dr, dc in AROUND if (row + dr, column + dc) not in cells]
         for row, column in cells
     ]
+
+
+def walled_grid(cells: Sequence[GridCell]) -> tuple[Int[Tensor, "R C"], Int[Tensor, "N 2"]]:
+    """Return the grid of some open cells within walls, 0 open and 1 wall, and the place of each cell on it."""
+    places = torch.tensor(cells)
+    places = places - places.amin(0) + 1
+    grid = torch.ones(*(places.amax(0) + 2).tolist(), dtype=torch.long)
+    grid[places[:, 0], places[:, 1]] = 0
+    return grid, places
+
+
+def with_marks(
+    grid: Int[Tensor, "R C"], places: Int[Tensor, "N 2"], *marks: tuple[Tensor, Tensor | int]
+) -> Int[Tensor, "A R C"]:
+    """Return a copy of the grid per agent, with marks: the cell of each agent's mark, and its kind."""
+    agents = torch.arange(len(marks[0][0]))
+    grids = grid.repeat(len(agents), 1, 1)
+    for cell, kind in marks:
+        row, column = places[cell.cpu()].unbind(1)
+        grids[agents, row, column] = torch.as_tensor(kind).cpu()
+    return grids
 
 
 TMAZE_TOKENS = 9
@@ -64,6 +85,7 @@ class TMaze(TensorWorld):
         super().__init__(agents, spec, seed=seed, device=device)
         self._limit, self._north = limit, corridor + 1
         cells = [(0, step) for step in range(corridor + 1)] + [(-1, corridor), (1, corridor)]
+        self._open_cells = cells
         self._next = torch.tensor(next_cells(cells), device=device)
         walls = walls_around(cells, 0)
         # One view per cell; then the start cell, one per cue.
@@ -86,6 +108,13 @@ class TMaze(TensorWorld):
     def _observe(self, first: Bool[Tensor, " A"]) -> UInt8[Tensor, "A M 3"]:
         cue = self._north + 2 + self._cue
         return self._views[torch.where(self._cell == 0, cue, self._cell)]
+
+    def grid_view(self) -> GridView:
+        """Return each agent's maze, with its cue and the arm that pays."""
+        grid, places = walled_grid(self._open_cells)
+        start = torch.zeros_like(self._cue)
+        cells = with_marks(grid, places, (start, 2 + self._cue), (self._north + self._cue, 4))
+        return GridView(("floor", "wall", "cue_north", "cue_south", "goal"), cells, places[self._cell.cpu()])
 
 
 FORAGE_TOKENS = 10
@@ -132,6 +161,7 @@ class Forage(TensorWorld):
         super().__init__(agents, spec, seed=seed, device=device)
         ways = list(MOVES.values())[:arms]
         cells = [(0, 0), *((d * r, d * c) for d in range(1, reach + 1) for r, c in ways)]
+        self._open_cells = cells
         self._next = torch.tensor(next_cells(cells), device=device)
         walls = walls_around(cells, 0)
         views = [[*walls[n], *([[HERE, 2 + (n - 1) % arms, FULL]] if n else [])] for n in range(len(cells))]
@@ -155,3 +185,8 @@ class Forage(TensorWorld):
 
     def _observe(self, first: Bool[Tensor, " A"]) -> UInt8[Tensor, "A M 3"]:
         return self._views[self._cell + self._cells * (self._cell == self._goal)]
+
+    def grid_view(self) -> GridView:
+        """Return each agent's arms, with the goal."""
+        grid, places = walled_grid(self._open_cells)
+        return GridView(("floor", "wall", "goal"), with_marks(grid, places, (self._goal, 2)), places[self._cell.cpu()])

@@ -15,6 +15,7 @@ from holdfast.errors import ConfigError, ContractError, located_error_text
 from holdfast.state_tree import get_field, get_tensor_like, require_equal
 from holdfast.types import Shaped, Tensor
 from holdfast.worlds.gym.episode_log import EnvError, count_reasons, require_episode_logs
+from holdfast.worlds.gym.frames import frame_of, modes_of
 from holdfast.worlds.gym.make_env import Autoreset, Vector, VectorEnvHandle, build_vector_env, close_env
 from holdfast.worlds.gym.seed_episodes import SEEDS
 from holdfast.worlds.gym.spaces import ActionConverter, ObsConverter, external_spec, external_step
@@ -54,6 +55,8 @@ class VectorEnvWorld:
         self._agent_ids = range(self.agents)
         self._ended = np.zeros(self.agents, np.bool_)
         self._clock = -1
+        # A native vector environment renders no frame of one agent.
+        self.render_modes = modes_of(self.env) if self._agent_envs else ()
 
     def set_agent_offset(self, first_agent: int) -> None:
         """Seed the environments as a shard of a larger world; call before `reset()`."""
@@ -155,6 +158,13 @@ class VectorEnvWorld:
     def close(self) -> None:
         """Close the environments."""
         close_env(self.env)
+
+    def render_frame(self, agent: int) -> np.ndarray | None:
+        """Return a frame of an agent's environment, if it was made to render them."""
+        if not self._agent_envs:
+            return None
+        with self._error_context():
+            return frame_of(self._agent_envs[agent], agent)
 
     def _split_last_obs(self, obs: Obs, info: Mapping[str, Any], ended: np.ndarray) -> tuple[Obs, Obs]:
         """Return the current observations, and those with the final ones of episodes that ended."""

@@ -24,7 +24,7 @@ from holdfast.worlds.mettagrid.simulation import (
     window_of,
 )
 from holdfast.worlds.obs import check_actions
-from holdfast.worlds.step import Device, Restarted, Step, WorldSpec, check_agent_count
+from holdfast.worlds.step import Device, GridView, Restarted, Step, WorldSpec, check_agent_count
 
 
 class MettaGridWorld:
@@ -144,6 +144,13 @@ class MettaGridWorld:
         mask = np.repeat([bool(reason) for reason in reasons], self._agents_per_env)
         text = f"{self.name}: {count_reasons(reasons, 'simulations')}"
         return Restarted(torch.from_numpy(mask).to(self.device), self._first_step(mask), text)
+
+    def grid_view(self) -> GridView:
+        """Return the map of every simulation, with the objects on it."""
+        kinds = ("floor", *self._simulations[0].object_kinds())
+        views = [simulation.grid_view(kinds, self._agents_per_env) for simulation in self._simulations]
+        cells, agents = (np.stack(part) for part in zip(*views, strict=True))
+        return GridView(kinds, torch.from_numpy(cells), torch.from_numpy(agents).flatten(0, 1))
 
     def close(self) -> None:
         """Close every simulation."""

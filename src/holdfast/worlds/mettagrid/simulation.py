@@ -115,6 +115,22 @@ class Simulation:
             raise mismatch(f"'actions' of simulation {self.number} must be {size} bytes")
         return np.frombuffer(packed.tobytes(), self._log_dtype).reshape(steps, agents)
 
+    def object_kinds(self) -> list[str]:
+        """Return the names of the kinds of objects, agents excepted."""
+        return [name for name in self._simulation.object_type_names if name and not name.startswith("agent")]
+
+    def grid_view(self, kinds: Sequence[str], agents: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the kind of each cell, and row and column of each agent."""
+        cells = np.zeros((self._simulation.map_height, self._simulation.map_width), np.int64)
+        places = np.full((agents, 2), -1)
+        for thing in self._simulation.grid_objects().values():
+            if "agent_id" in thing:
+                # Column, then row.
+                places[thing["agent_id"]] = thing["location"][::-1]
+            else:
+                cells[thing["location"][::-1]] = kinds.index(thing["type_name"])
+        return cells, places
+
     def close(self) -> None:
         """Close the simulation."""
         if self._simulation is not None:
