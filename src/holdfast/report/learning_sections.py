@@ -2,8 +2,6 @@
 
 from collections.abc import Mapping
 from html import escape
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 from holdfast.checkpoint.run_dir import PACKAGES
@@ -15,8 +13,8 @@ from holdfast.report.run_data import RunData
 from holdfast.report.section import Column, Report, Section, command, html_table, make_figure, number_text
 from holdfast.report.text import clock
 from holdfast.report.theme import plain
+from holdfast.report.viewer import viewer_section
 
-VIEWER = "holdfast.report.viewer"
 MAX_VIEWER = 1_200_000
 """Characters of a viewer with its replay, so that the page stays below 2 MB."""
 
@@ -148,12 +146,12 @@ def watch_it(report: Report) -> Section:
     """The newest replay of the run, in a viewer."""
     name, title, replays = "watch", "Watch it", report.run.folder / "replays"
     files = [file for file in replays.iterdir() if file.is_file()] if replays.is_dir() else []
-    if not files or find_spec(VIEWER) is None:
+    if not files:
         play = command("play", report.run)
         return Section(name, title, "No episode was recorded.", body=f"<p>{play} plays one and records it.</p>")
     newest = max(files, key=lambda file: file.stat().st_mtime)
     try:
-        viewer = import_module(VIEWER).viewer_section(newest)
+        viewer = viewer_section(newest)
     except Exception as error:
         reason = escape(plain(error_text(error, 300), 320))
         return Section(name, title, f"The replay {escape(plain(newest.name))} cannot be shown: {reason}")
