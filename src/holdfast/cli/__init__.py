@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
-from holdfast.errors import ConfigError, HoldfastError, did_you_mean
+from holdfast.errors import ConfigError, HoldfastError, RankError, did_you_mean
 from holdfast.version import __version__
 
 __all__ = ["main"]
@@ -50,14 +50,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except ConfigError as error:
-        print(f"holdfast: {error}", file=sys.stderr)
+        print(f"holdfast: {_rank()}{error}", file=sys.stderr)
         return USAGE_ERROR
+    except RankError as error:
+        if error.prints:
+            print(f"holdfast: {error}", file=sys.stderr)
+        return FAILED
     except (HoldfastError, OSError) as error:
-        print(f"holdfast: {error}", file=sys.stderr)
+        print(f"holdfast: {_rank()}{error}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
         print("holdfast: stopped.", file=sys.stderr)
         return FAILED
+
+
+def _rank() -> str:
+    """Name the rank that a launcher started, if it is not rank 0."""
+    rank = os.environ.get("RANK", "0")
+    return "" if rank == "0" else f"rank {rank}: "
 
 
 def _dispatch(args: list[str]) -> int:
