@@ -21,6 +21,7 @@ HELP = """usage: holdfast VERB ...
   train [RECIPE] key=value ...   train a recurrent policy
   train [RECIPE] seeds=0..4 ...  train several seeds, and end with one table
   train --resume runs/NAME       resume an interrupted run
+  train --gpus 8 key=value ...   train on several GPUs of this machine; --ranks 2: in several processes, also on the CPU
   train --help trainer.ppo       describe the keys of a section, or of a world: --help world=gym:CartPole-v1
   eval runs/NAME                 evaluate a run's policy on held-out episodes, with memory or ablated
   check TARGET                   test a policy's memory, or a world's contract
