@@ -148,7 +148,7 @@ def _mean(reports: Sequence[Mapping[str, Tensor]], name: str) -> float:
     return float(torch.stack([report[name] for report in reports]).mean())
 
 
-def own_part(minibatch: Minibatch, rows: int) -> Minibatch:
+def own_part(minibatch: Minibatch, rows: int) -> tuple[Int[Tensor, " own"], Float[Tensor, " own"] | None]:
     """Select the rows of a minibatch that this rank has collected, counted from its first; `rows` are those it has."""
     index, weights = minibatch
     if ranks.count() == 1:
