@@ -2,14 +2,18 @@
 
 import os
 import pickle
+import signal
 import socket
 import tempfile
+import time
 import traceback
 from pathlib import Path
 
+import torch
+
 from helpers.forked import _ends
 
-SECONDS = 300
+SECONDS = 120
 """Ranks that take longer hang; on a busy machine they may wait for minutes."""
 
 
@@ -32,6 +36,8 @@ def start(count, function, *args, folder):
         if not child:
             code = 1
             try:
+                # Several processes of several threads on few cores would wait for each other.
+                torch.set_num_threads(1)
                 os.environ.update(environment(rank, count, port))
                 (folder / f"{rank}.pickle").write_bytes(pickle.dumps(function(*args)))
                 code = 0
@@ -45,10 +51,10 @@ def start(count, function, *args, folder):
 
 def finish(children, seconds=SECONDS):
     """Wait for the ranks to end; return their exit codes, negative for signals."""
-    codes = []
+    codes, deadline = [], time.monotonic() + seconds
     for child in children:
-        if not _ends(child, seconds):
-            os.kill(child, 9)
+        if not _ends(child, max(0.0, deadline - time.monotonic())):
+            os.kill(child, signal.SIGKILL)
         codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     return codes
 
