@@ -79,8 +79,7 @@ def measure_staleness(policy: LSTMWrapper, segments: Segments, next_step: Step) 
     """
     if not policy.has_memory():
         return {}
-    agents, count = segments.agent_shape
-    sample = staleness_sample(agents).to(segments.version.device)
+    sample = staleness_sample(segments.agent_shape[0]).to(segments.version.device)
     sums = ranks.reduce(
         _staleness_sums(policy, segments, next_step, sample)
         if len(sample)

@@ -236,4 +236,5 @@ def state_metrics(policy: LSTMWrapper, age: Int[Tensor, " A"] | None = None) -> 
     highest, total = ranks.reduce(numbers.clone(), "max").tolist(), ranks.reduce(numbers).tolist()
     means = [number / ranks.count() for number in total]
     is_max = [name.endswith("_max") for name in metrics]
-    return dict(zip(metrics, [h if m else mean for h, mean, m in zip(highest, means, is_max)], strict=True))
+    chosen = [top if m else mean for top, mean, m in zip(highest, means, is_max, strict=True)]
+    return dict(zip(metrics, chosen, strict=True))

@@ -159,8 +159,8 @@ class SlowRanks:
         if self._times != SLOW_ROLLOUTS or not ranks.is_main():
             return ""
         return (
-            f"rank {slowest}{ranks.host_of(slowest)} is slow: a rollout takes it {times[slowest]:.2f} s, and the others "
-            f"{others:.2f} s (median), which wait for it."
+            f"rank {slowest}{ranks.host_of(slowest)} is slow: a rollout takes it {times[slowest]:.2f} s, and the "
+            f"others {others:.2f} s (median), which wait for it."
         )
 
 

@@ -442,7 +442,8 @@ def _print_banner(console: RunConsole, config: Config, folder: RunDir, recipe: s
     console.print(
         f"run {folder.path} · {config.world.name} · {config.world.agents} agent{'s' * (config.world.agents > 1)}"
         f"{f' on {num_ranks} ranks' if num_ranks > 1 else ''}"
-        f"{f' in {workers} worker' + 's' * (workers > 1) if workers else ''}{' each' * (num_ranks > 1 and workers > 0)} · "
+        f"{f' in {workers} worker' + 's' * (workers > 1) if workers else ''}"
+        f"{' each' if num_ranks > 1 and workers else ''} · "
         f"{config.iterations} iteration{'s' if config.iterations > 1 else ''} of "
         f"{config.trainer.batch_size:,} steps · seed {config.seed}{f' · recipe {recipe}' if recipe else ''}"
     )
