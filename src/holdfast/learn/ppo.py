@@ -23,6 +23,7 @@ from holdfast.rollout.segments import (
     annealed_beta,
     importance_weights,
     minibatches,
+    own_part,
     sample_minibatches,
     segment_priorities,
     shift_left,
@@ -148,16 +149,6 @@ def _mean(reports: Sequence[Mapping[str, Tensor]], name: str) -> float:
     return float(torch.stack([report[name] for report in reports]).mean())
 
 
-def own_part(minibatch: Minibatch, rows: int) -> tuple[Int[Tensor, " own"], Float[Tensor, " own"] | None]:
-    """Select the rows of a minibatch that this rank has collected, counted from its first; `rows` are those it has."""
-    index, weights = minibatch
-    if ranks.count() == 1:
-        return minibatch
-    index = index - ranks.rank() * rows
-    is_own = (index >= 0) & (index < rows)
-    return index[is_own], None if weights is None else weights[is_own]
-
-
 @runtime_checkable
 class UpdateHooks(Protocol):
     """Hooks into the first minibatch of an update."""
@@ -214,7 +205,7 @@ class Learner:
             for number, minibatch in enumerate(indices):
                 location = f"iteration {iteration + 1}, epoch {epoch + 1}, minibatch {number + 1}"
                 monitor = hooks if epoch == number == 0 else None
-                part = own_part(minibatch, len(segments))
+                part = own_part(*minibatch, len(segments))
                 inputs = (segments, part, targets, config, teacher_outputs, monitor, location)
                 epoch_reports.append(self._minibatch_step(*inputs))
             epoch_reports = sum_over_ranks(epoch_reports)

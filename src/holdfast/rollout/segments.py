@@ -166,6 +166,17 @@ def sample_minibatches(
         yield index, probabilities[index]
 
 
+def own_part(
+    index: Int[Tensor, " total"], weights: Float[Tensor, " total"] | None, rows: int
+) -> tuple[Int[Tensor, " own"], Float[Tensor, " own"] | None]:
+    """Select the rows of a minibatch that this rank has collected, counted from its first; `rows` are those it has."""
+    if ranks.count() == 1:
+        return index, weights
+    index = index - ranks.rank() * rows
+    is_own = (index >= 0) & (index < rows)
+    return index[is_own], None if weights is None else weights[is_own]
+
+
 def segment_priorities(
     advantages: Float[Tensor, "B T"], valid: Bool[Tensor, "B T"], alpha: float
 ) -> Float[Tensor, " B"]:

@@ -1,12 +1,10 @@
 """Training: set up a run, then the loop: collect, update, log, save; then evaluate."""
 
-import re
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,13 +33,13 @@ from holdfast.learn import Teacher
 from holdfast.monitor import AgentTrace
 from holdfast.monitor.timeline import TimelineRecorder
 from holdfast.policies import LSTMWrapper, PolicyLike
-from holdfast.recipes import find_recipe
 from holdfast.report.alarms import LearningAlarms
 from holdfast.report.console import RunConsole, RunNotices
 from holdfast.report.metrics import MetricsFile, read_lines
-from holdfast.report.text import config_difference, title_of
+from holdfast.report.text import title_of
 from holdfast.report.trackers import Trackers, open_trackers, require_trackers
 from holdfast.rollout.nan_checks import require_finite_weights
+from holdfast.training.banner import name_of_run, print_banner
 from holdfast.training.callbacks import Callback, TrainingIteration, call, require_callbacks
 from holdfast.training.distributed import SharedCheckpoints
 from holdfast.training.final_report import make_timeline, write_final_report
@@ -288,7 +286,7 @@ def _setup(stack: ExitStack, setup: Setup, callbacks: Sequence[Callback]) -> Run
         world.set_log(console.alarm, folder.path / ERRORS if ranks.is_main() else None)
     if resume_point is None:
         warnings = [teacher.unknown_names(world.spec) for teacher in teachers]
-        _print_banner(console, config, folder, setup.recipe, warnings)
+        print_banner(console, config, folder, setup.recipe, warnings)
     notices = RunNotices(console, config.trainer.bptt_horizon, trace, folder.path / "trace.txt")
     trainer = Trainer(config, world, policy, teachers, notices)
     if resume_point is not None:
@@ -337,7 +335,7 @@ def _create_folder(stack: ExitStack, setup: Setup, policy: LSTMWrapper, teachers
     """Create and lock the folder of a new run, with copies of its teachers. Rank 0 does; the others get its path."""
     if not ranks.is_main():
         return RunDir(ranks.broadcast(Path()))
-    folder = create_run_dir(setup.config, _name_of(setup.config), setup.command, policy)
+    folder = create_run_dir(setup.config, name_of_run(setup.config), setup.command, policy)
     for teacher in teachers:
         folder.keep_teacher(teacher.name, teacher.files)
     stack.enter_context(folder.locked())
@@ -424,31 +422,5 @@ def _final_evaluation(run: Run) -> Metrics:
 
 def _error_file(config: Config, resume_point: ResumePoint | None) -> Path:
     """Return the file for the traceback of a run that cannot be set up; a new run has no other."""
-    folder = new_folder(config, _name_of(config)) if resume_point is None else resume_point.folder.path
+    folder = new_folder(config, name_of_run(config)) if resume_point is None else resume_point.folder.path
     return folder / ERRORS
-
-
-def _name_of(config: Config) -> str:
-    if config.run:
-        return config.run
-    world = re.sub(r"[^\w.+-]+", "-", config.world.name)
-    return f"{world}-{datetime.now():%Y%m%d-%H%M%S}"
-
-
-def _print_banner(console: RunConsole, config: Config, folder: RunDir, recipe: str, warnings: Iterable[str]) -> None:
-    if config.run and folder.path.name != config.run:
-        console.print(f"{config.runs_dir}/{config.run} exists; this run is {folder.path.name}.")
-    workers, num_ranks = config.trainer.num_workers, ranks.count()
-    console.print(
-        f"run {folder.path} · {config.world.name} · {config.world.agents} agent{'s' * (config.world.agents > 1)}"
-        f"{f' on {num_ranks} ranks' if num_ranks > 1 else ''}"
-        f"{f' in {workers} worker' + 's' * (workers > 1) if workers else ''}"
-        f"{' each' if num_ranks > 1 and workers else ''} · "
-        f"{config.iterations} iteration{'s' if config.iterations > 1 else ''} of "
-        f"{config.trainer.batch_size:,} steps · seed {config.seed}{f' · recipe {recipe}' if recipe else ''}"
-    )
-    difference = config_difference(find_recipe(recipe), config) if recipe else None
-    if difference is not None:
-        console.print(difference)
-    for warning in filter(None, warnings):
-        console.print(warning)
