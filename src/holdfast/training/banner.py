@@ -1,15 +1,40 @@
 """The first lines of a run: its name, its sizes, and what differs from its recipe."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
+from pathlib import Path
+from typing import Any
 
 from holdfast import ranks
 from holdfast.checkpoint.run_dir import RunDir
 from holdfast.config.run import Config
+from holdfast.policies import PolicyLike
 from holdfast.recipes import find_recipe
 from holdfast.report.console import RunConsole
 from holdfast.report.text import config_difference
+from holdfast.worlds.env_source import EnvLike
+from holdfast.worlds.gym.wrappers import name_of
+
+
+def format_arguments(
+    recipe: str | None,
+    config: Mapping[str, Any] | Config | None,
+    env: EnvLike | None,
+    policy: PolicyLike | None,
+    resume: str | Path | None,
+) -> Iterator[str]:
+    """Yield the arguments of a call as they are typed; objects as Python shows them."""
+    if recipe is not None:
+        yield repr(recipe)
+    if config:
+        keys = "Config(...)" if isinstance(config, Config) else repr(dict(config))
+        yield keys if recipe is not None else f"config={keys}"
+    for name, value in (("env", env), ("policy", policy)):
+        if value is not None:
+            yield f"{name}={value!r}" if isinstance(value, str) else f"{name}=<{name_of(value)}>"
+    if resume is not None:
+        yield f"resume={str(resume)!r}"
 
 
 def name_of_run(config: Config) -> str:

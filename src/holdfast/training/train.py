@@ -2,7 +2,7 @@
 
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -39,7 +39,7 @@ from holdfast.report.metrics import MetricsFile, read_lines
 from holdfast.report.text import title_of
 from holdfast.report.trackers import Trackers, open_trackers, require_trackers
 from holdfast.rollout.nan_checks import require_finite_weights
-from holdfast.training.banner import name_of_run, print_banner
+from holdfast.training.banner import format_arguments, name_of_run, print_banner
 from holdfast.training.callbacks import Callback, TrainingIteration, call, require_callbacks
 from holdfast.training.distributed import SharedCheckpoints
 from holdfast.training.final_report import make_timeline, write_final_report
@@ -52,7 +52,6 @@ from holdfast.training.trainer import Trainer
 from holdfast.trust import names_from, trusting
 from holdfast.worlds import WorldSpec, closing_world
 from holdfast.worlds.env_source import EnvLike
-from holdfast.worlds.gym.wrappers import name_of
 from holdfast.worlds.workers import WorkerPool
 
 Metrics = dict[str, int | float]
@@ -145,7 +144,7 @@ def train(
     if recipe is not None and not isinstance(recipe, str):
         raise ConfigError(f"{recipe!r} is not the name of a recipe; pass an environment as env=….")
     require_callbacks(callbacks)
-    arguments = ", ".join(_format_arguments(recipe, config, env, policy, resume))
+    arguments = ", ".join(format_arguments(recipe, config, env, policy, resume))
     command = command or f"holdfast.train({arguments})"
     with ExitStack() as stack:
         stack.enter_context(trusting(trust_code))
@@ -172,26 +171,6 @@ def _resumed(stack: ExitStack, setup: Setup, path: Path, overrides: Mapping[str,
     point = shared_resume_point(path, overrides)
     require_same_policy(point.config, setup.policy)
     return replace(setup, config=with_env(point.config, env), resume_point=point)
-
-
-def _format_arguments(
-    recipe: str | None,
-    config: Mapping[str, Any] | Config | None,
-    env: EnvLike | None,
-    policy: PolicyLike | None,
-    resume: str | Path | None,
-) -> Iterator[str]:
-    """Yield the arguments of a call as they are typed; objects as Python shows them."""
-    if recipe is not None:
-        yield repr(recipe)
-    if config:
-        keys = "Config(...)" if isinstance(config, Config) else repr(dict(config))
-        yield keys if recipe is not None else f"config={keys}"
-    for name, value in (("env", env), ("policy", policy)):
-        if value is not None:
-            yield f"{name}={value!r}" if isinstance(value, str) else f"{name}=<{name_of(value)}>"
-    if resume is not None:
-        yield f"resume={str(resume)!r}"
 
 
 def _train_loop(run: Run) -> RunResult:
