@@ -123,10 +123,10 @@ def first_rollout(agents, dtype):
     ],
 )
 def test_rollouts_are_bit_equal(agents, dtype):
-    (whole,) = on_ranks(1, first_rollout, agents, dtype)
+    (alone,) = on_ranks(1, first_rollout, agents, dtype)
     for count in (2, 4):
         parts = on_ranks(count, first_rollout, agents, dtype)
-        for name, leaf in whole.items():
+        for name, leaf in alone.items():
             assert torch.equal(torch.cat([part[name] for part in parts]), leaf), name
 
 
