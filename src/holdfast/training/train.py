@@ -28,7 +28,7 @@ from holdfast.checkpoint.run_dir import ERRORS, RunDir, create_run_dir, load_wei
 from holdfast.config.run import Config, require_ranks
 from holdfast.config.sizes import check_sizes, explaining_allocations
 from holdfast.errors import ConfigError, recording_errors
-from holdfast.evaluation.periodic_and_final import check_eval_worlds, final_evaluation, periodic_evaluation
+from holdfast.evaluation.periodic_and_final import check_eval_worlds, final_evaluation, periodic_evaluation, score_of
 from holdfast.learn import Teacher
 from holdfast.monitor import AgentTrace
 from holdfast.monitor.timeline import TimelineRecorder
@@ -193,7 +193,7 @@ def _train_loop(run: Run) -> RunResult:
                 run.logger.log(metrics)
                 if ranks.is_main():
                     run.console.show(metrics)
-                evaluated, score = _score_of(config, metrics)
+                evaluated, score = score_of(config, metrics)
                 snapshot = trainer.snapshot(score, run.log_state())
                 checkpoints.save_if_due(snapshot, evaluated=evaluated)
             checkpoints.gather_last()
@@ -382,12 +382,6 @@ def _evaluate_if_due(run: Run) -> Metrics:
     if not ranks.is_main():
         return {}
     return periodic_evaluation(run.config, run.policy, run.device, log=run.console.print)
-
-
-def _score_of(config: Config, metrics: Metrics) -> tuple[bool, float | None]:
-    """Return whether the weights were evaluated, and their score: of the evaluation, or else of training."""
-    score = metrics.get("eval/return_mean" if config.trainer.eval_interval else "charts/episodic_return")
-    return "eval/return_mean" in metrics, None if score is None else float(score)
 
 
 def _final_evaluation(run: Run) -> Metrics:
