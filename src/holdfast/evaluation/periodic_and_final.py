@@ -1,5 +1,7 @@
 """Periodic and final evaluation of a run, on held-out seeds: memory intact and cleared; at the end sampled too."""
 
+from collections.abc import Mapping
+
 import torch
 
 from holdfast.config.run import Config
