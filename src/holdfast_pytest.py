@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from holdfast.check import Laws
     from holdfast.worlds import World
 
-LAWS = ("cut", "carry", "clear", "replay", "isolate", "pure", "bounded", "restore", "agree")
+LAWS = ("cut", "carry", "clear", "replay", "isolate", "pure", "bounded", "restore", "agree", "shard")
 RELAXED = "relaxed_law"
 USAGE = '@pytest.mark.relax_law("restore", reason="why it may be broken here")'
 

@@ -4,7 +4,7 @@
     run.metrics["charts/episodic_return"]               # every metric as an array over iterations
     world = holdfast.make_world("CartPole-v1")          # agents=64 of them
     holdfast.evaluate(run.policy, world, episodes=100)  # greedy; memory="cleared" shows what memory is worth
-    holdfast.check(run.policy, world).ok                # the nine laws of memory, on any recurrent policy
+    holdfast.check(run.policy, world).ok                # the ten laws of memory, on any recurrent policy
     holdfast.load(run.folder).start().act(obs, first)   # act in your own program
     holdfast.plots.learning_curve(run)                  # a matplotlib figure; run.report is a page of all of them
 

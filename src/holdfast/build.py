@@ -8,10 +8,11 @@ from warnings import warn
 import torch
 from safetensors import SafetensorError, safe_open
 
+from holdfast import ranks
 from holdfast.checkpoint.format import CONFIG, WEIGHTS, Checkpoint, open_checkpoint
 from holdfast.checkpoint.run_dir import GRAPH, Log, RunDir, load_weights, policy_files
 from holdfast.checkpoint.serialization import pack_weights
-from holdfast.config.run import Config, override, read_config
+from holdfast.config.run import Config, override, read_config, require_ranks
 from holdfast.config.sizes import explaining_allocations
 from holdfast.config.world_names import MixtureConfig
 from holdfast.errors import AgentCountError, ConfigError, ContractError, TrustError, one_line
@@ -20,7 +21,9 @@ from holdfast.memory import require_kernel, use_kernel
 from holdfast.policies import FunctionalPolicy, LSTMWrapper, PolicyLike, make_policy, policy_name
 from holdfast.trust import names_from
 from holdfast.worlds import World, closing_world, make_world, world_options
+from holdfast.worlds.checked_world import CheckedWorld
 from holdfast.worlds.env_source import PYTHON, EnvLike, EnvSource, find_source, function_source, source_of
+from holdfast.worlds.step import Shardable
 from holdfast.worlds.workers import WorkerPool
 
 
@@ -32,7 +35,7 @@ def select_device(config: Config) -> torch.device:
     if chosen == "cuda":
         # With tf32, replay would differ from the rollout by 5e-4.
         torch.backends.cudnn.allow_tf32 = False
-    return torch.device("cpu" if chosen == "auto" else chosen)
+    return ranks.device_of_rank(torch.device("cpu" if chosen == "auto" else chosen))
 
 
 def total_memory(device: torch.device) -> int:
@@ -50,8 +53,11 @@ def build_world(config: Config, device: torch.device, *, agents: int, seed: int)
 def build_training_world(config: Config, device: torch.device, seed: int) -> World:
     """Build the configured world for training, in worker processes if `trainer.num_workers` is set."""
     world, trainer = config.world, config.trainer
+    require_ranks(config, ranks.count())
     if not trainer.num_workers:
-        return build_world(config, device, agents=world.agents, seed=seed)
+        if ranks.count() == 1:
+            return build_world(config, device, agents=world.agents, seed=seed)
+        return _build_shard(config, device, seed)
     if source_of(world) is not None:
         raise ConfigError(
             f"{world.name} is an object of this program, which worker processes cannot import; leave out "
@@ -67,7 +73,7 @@ def build_training_world(config: Config, device: torch.device, seed: int) -> Wor
         )
     return WorkerPool(
         world.name,
-        world.agents,
+        ranks.share(world.agents),
         options=world_options(world),
         workers=trainer.num_workers,
         groups=trainer.async_factor,
@@ -75,7 +81,27 @@ def build_training_world(config: Config, device: torch.device, seed: int) -> Wor
         device=device,
         timeout=trainer.worker_timeout,
         restart=trainer.restart_workers,
+        first_agent=None if ranks.count() == 1 else ranks.first(world.agents),
     )
+
+
+def _build_shard(config: Config, device: torch.device, seed: int) -> World:
+    """Build this rank's agents of the configured world."""
+    world, first = config.world, ranks.first(config.world.agents)
+    source = source_of(world)
+    if source is not None and source.is_object:
+        raise ConfigError(
+            f"{world.name} is one object, which {ranks.count()} ranks cannot share; pass a function or a class that "
+            "makes an environment, or its name."
+        )
+    shard = build_world(config, device, agents=ranks.share(world.agents), seed=seed)
+    if not isinstance(shard, Shardable):
+        raise ConfigError(
+            f"{world.name} cannot be split over {ranks.count()} ranks: it has no set_agent_offset(first_agent). "
+            "Train it in one process."
+        )
+    shard.set_agent_offset(first)
+    return CheckedWorld(shard, first_agent=first)
 
 
 def with_env(config: Config, env: EnvLike | EnvSource | None) -> Config:

@@ -41,6 +41,14 @@ class ContractError(HoldfastError):
     """A world, a policy or a caller broke the contract."""
 
 
+class RankError(HoldfastError):
+    """Another rank of the run ended, or cannot be reached. Only one of the ranks that are left prints it."""
+
+    def __init__(self, message: str, *, prints: bool) -> None:
+        super().__init__(message)
+        self.prints = prints
+
+
 class WorkerError(ContractError):
     """A worker process crashed, raised or hung; says which one and in which call. Its traceback is a note."""
 

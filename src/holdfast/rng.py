@@ -20,6 +20,7 @@ STREAM_SHUFFLE = 6
 STREAM_RESUMED = 7
 STREAM_PROBE = 9
 STREAM_RESTARTED = 10
+STREAM_RANK = 11
 
 Words = TypeVar("Words", Tensor, NDArray[np.int64])
 

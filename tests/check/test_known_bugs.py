@@ -79,7 +79,7 @@ def test_exhibits_cover_all_laws_and_phases():
     assert len({exhibit.name for exhibit in WRONG}) == len(WRONG) >= 30
     assert len(RIGHT) >= 15
     assert {exhibit.side for exhibit in WRONG} == {"everywhere", "rollout", "buffer", "update", "evaluation"}
-    assert {exhibit.law for exhibit in WRONG} == set(LAWS)
+    assert {exhibit.law for exhibit in WRONG} == set(LAWS) - {"shard"}, "that of shard is in test_shard.py"
 
 
 @cache

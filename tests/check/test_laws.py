@@ -12,7 +12,7 @@ from holdfast.check.laws import LAWS, measure
 # Without jaxtyping checks, which run in the tests of the modules, because these tests make many calls.
 pytestmark = pytest.mark.usefixtures("annotations_asleep")
 
-NAMES = ["cut", "carry", "clear", "replay", "isolate", "pure", "bounded", "restore", "agree"]
+NAMES = ["cut", "carry", "clear", "replay", "isolate", "pure", "bounded", "restore", "agree", "shard"]
 
 
 def measure_law(policy, law):
@@ -108,7 +108,7 @@ MEASUREMENTS = {
 }
 
 
-def test_there_are_nine_laws():
+def test_there_are_ten_laws():
     assert list(LAWS) == NAMES
 
 

@@ -29,7 +29,7 @@ BF16 = Conditions(precision="bfloat16")
 
 def require_all(laws):
     assert laws.ok, {name: law.finding for name, law in laws.items() if not law.ok}
-    assert len(laws) == 9
+    assert len(laws) == 10
 
 
 def measure_law(policy, law, conditions=BF16):

@@ -91,7 +91,7 @@ def test_policy_without_reset_breaks_clear_with_a_pattern():
     assert not laws["clear"].ok
     assert laws["clear"].pattern is not None
     assert laws.reach is not None
-    assert len(laws) == 9
+    assert len(laws) == 10
 
 
 def test_progress_is_printed_every_ten_seconds_where_there_is_no_terminal(capsys, monkeypatch):

@@ -14,7 +14,7 @@ FORMS = [*POLICIES, "component:example"]
 
 def require_all(laws):
     assert laws.ok, {name: law.finding for name, law in laws.items() if not law.ok}
-    assert len(laws) == 9
+    assert len(laws) == 10
 
 
 @pytest.mark.parametrize("name", FORMS)

@@ -1,4 +1,4 @@
-"""Run the laws: the nine of memory on a policy in float64 and in training precision, the nine of a world."""
+"""Run the laws: the ten of memory on a policy in float64 and in training precision, the nine of a world."""
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -16,6 +16,7 @@ from holdfast.check.diagnose import diagnose
 from holdfast.check.flow_laws import carry, clear, cut, isolate
 from holdfast.check.preflight import Conditions
 from holdfast.check.results import Law, Laws, Measurement, Reach, not_measured
+from holdfast.check.shard import shard
 from holdfast.check.state_laws import agree, bounded, pure, replay, restore
 from holdfast.check.world_laws import WORLD_LAWS
 from holdfast.check.world_recording import Make, WorldUnderTest
@@ -28,7 +29,7 @@ from holdfast.worlds import World, closing_world, make_world
 OnProgress = Callable[[str], None]
 
 LAWS: dict[str, Callable[[CheckContext], list[Measurement]]] = {
-    law.__name__: law for law in (cut, carry, clear, replay, isolate, pure, bounded, restore, agree)
+    law.__name__: law for law in (cut, carry, clear, replay, isolate, pure, bounded, restore, agree, shard)
 }
 EXACT = ("cut", "pure", "restore")
 """Laws with bound 0 in any precision."""
@@ -43,7 +44,7 @@ def check(
     kernel: Kernel | None = None,
     **options: Any,
 ) -> Laws:
-    """Measure the nine laws of memory on a recurrent policy; `laws.ok` is true if all hold.
+    """Measure the ten laws of memory on a recurrent policy; `laws.ok` is true if all hold.
 
     The policy is copied, never modified: a name, a Holdfast policy (`world` is the one it was built for, `recall` by
     default), a module `(x, state) -> (y, state)`, a CleanRL-style agent, a PufferLib, sb3-contrib or TorchRL policy,

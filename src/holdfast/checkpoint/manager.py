@@ -54,6 +54,11 @@ class CheckpointManager:
         self.error: OSError | None = None
         """Why the final checkpoint could not be written, if it could not."""
 
+    def is_due(self, snapshot: TrainingSnapshot, *, evaluated: bool = False) -> bool:
+        """Whether the end of an iteration is to be saved: regularly, or because it is evaluated as the best."""
+        regular = self._interval > 0 and snapshot.iteration % self._interval == 0
+        return regular or (evaluated and self._is_best(snapshot))
+
     def save_if_due(self, snapshot: TrainingSnapshot, *, evaluated: bool = False) -> None:
         """Remember the end of an iteration, and save it if one is due or if it is evaluated as the best."""
         # First: a second signal may interrupt the wait.
@@ -65,8 +70,7 @@ class CheckpointManager:
         if not self._folder.path.exists() and not self._is_lost:
             self._is_lost = True
             self._alarm(f"{self._folder.path} was deleted; its metrics are lost, checkpoints are written again.")
-        due = self._interval > 0 and snapshot.iteration % self._interval == 0
-        if (due or (evaluated and self._is_best(snapshot))) and snapshot.is_finite:
+        if self.is_due(snapshot, evaluated=evaluated) and snapshot.is_finite:
             self._start_writing(snapshot)
 
     def save_final(self) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
-from holdfast.errors import ConfigError, HoldfastError, did_you_mean
+from holdfast.errors import ConfigError, HoldfastError, RankError, did_you_mean
 from holdfast.version import __version__
 
 __all__ = ["main"]
@@ -21,6 +21,7 @@ HELP = """usage: holdfast VERB ...
   train [RECIPE] key=value ...   train a recurrent policy
   train [RECIPE] seeds=0..4 ...  train several seeds, and end with one table
   train --resume runs/NAME       resume an interrupted run
+  train --gpus 8 key=value ...   train on several GPUs of this machine; --ranks 2: in several processes, also on the CPU
   train --help trainer.ppo       describe the keys of a section, or of a world: --help world=gym:CartPole-v1
   eval runs/NAME                 evaluate a run's policy on held-out episodes, with memory or ablated
   check TARGET                   test a policy's memory, or a world's contract
@@ -51,14 +52,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except ConfigError as error:
-        print(f"holdfast: {error}", file=sys.stderr)
+        print(f"holdfast: {_rank()}{error}", file=sys.stderr)
         return USAGE_ERROR
+    except RankError as error:
+        if error.prints:
+            print(f"holdfast: {error}", file=sys.stderr)
+        return FAILED
     except (HoldfastError, OSError) as error:
-        print(f"holdfast: {error}", file=sys.stderr)
+        print(f"holdfast: {_rank()}{error}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
         print("holdfast: stopped.", file=sys.stderr)
         return FAILED
+
+
+def _rank() -> str:
+    """Name the rank that a launcher started, if it is not rank 0."""
+    rank = os.environ.get("RANK", "0")
+    return "" if rank == "0" else f"rank {rank}: "
 
 
 def _dispatch(args: list[str]) -> int:

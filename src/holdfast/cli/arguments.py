@@ -9,7 +9,7 @@ from typing import NoReturn
 from holdfast.config.base import parse_int
 from holdfast.errors import ConfigError, did_you_mean
 
-OPTIONS = ("--resume", "--trace", "--trust-code", "--help")
+OPTIONS = ("--resume", "--trace", "--trust-code", "--ranks", "--gpus", "--max-restarts", "--help")
 """Options beside key=value."""
 
 

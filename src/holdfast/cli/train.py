@@ -1,5 +1,7 @@
 """`holdfast train`: train a policy, or resume a run."""
 
+import argparse
+import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,10 +10,10 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from holdfast.cli.allocator import keep_freed_memory
-from holdfast.cli.arguments import Parser, add_trust_code, parse_overrides
+from holdfast.cli.arguments import Parser, add_trust_code, count, parse_overrides
 from holdfast.cli.train_help import TRACED, print_help
 from holdfast.cli.train_seeds import train_many
-from holdfast.config.run import override
+from holdfast.config.run import override, require_ranks
 from holdfast.errors import ConfigError
 from holdfast.recipes import find_recipe, recipe_for
 from holdfast.report import SEEDS
@@ -25,6 +27,9 @@ def run_train(args: Sequence[str]) -> int:
     parser = Parser(add_help=False, allow_abbrev=False)
     parser.add_argument("-h", "--help", action="store_true")
     parser.add_argument("--resume", nargs="?", const="", action="append", default=[])
+    parser.add_argument("--ranks", type=count)
+    parser.add_argument("--gpus", type=count)
+    parser.add_argument("--max-restarts", type=int, default=0)
     add_trust_code(parser)
     options, rest = parser.parse_known_args(args)
     recipe, overrides = parse_overrides([_expand_trace(arg) for arg in rest])
@@ -38,15 +43,32 @@ def run_train(args: Sequence[str]) -> int:
         return train_many(recipe, overrides, group, trust_code=bool(options.trust_code))
     if not options.resume:
         # A typo is answered before torch is imported, which takes seconds.
-        override(find_recipe(recipe or recipe_for(overrides.get("world", overrides.get("world.name")))), overrides)
+        base = find_recipe(recipe or recipe_for(overrides.get("world", overrides.get("world.name"))))
+        require_ranks(override(base, overrides), options.gpus or options.ranks or 1)
+    if options.gpus or options.ranks:
+        return _launch(options, rest)
     from holdfast.training.train import train
 
     keep_freed_memory()
     resume = next(iter(options.resume), None)
     command = shlex.join(["holdfast", "train", *args])
     run = train(recipe, overrides, resume=resume, trust_code=options.trust_code, command=command)
-    _print_result(run)
+    if os.environ.get("RANK", "0") == "0":
+        _print_result(run)
     return 0 if run.finished else 1
+
+
+def _launch(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    """Start the ranks of this machine, each with the same keys."""
+    from holdfast.cli.launch import launch, require_gpus
+
+    if options.gpus and options.ranks:
+        raise ConfigError(f"--gpus {options.gpus} and --ranks {options.ranks} are two numbers of ranks; keep one.")
+    if options.gpus:
+        require_gpus(options.gpus)
+    resume = [word for run in options.resume for word in ("--resume", run)]
+    trust = ["--trust-code"] * bool(options.trust_code)
+    return launch(options.gpus or options.ranks, [*resume, *trust, *rest], max_restarts=options.max_restarts)
 
 
 def _expand_trace(arg: str) -> str:

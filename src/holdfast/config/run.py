@@ -142,6 +142,41 @@ class Config(ConfigBase):
         return math.ceil(self.trainer.total_timesteps / self.trainer.batch_size)
 
 
+def require_ranks(config: Config, count: int) -> None:
+    """Require that agents and minibatches can be divided over some ranks; the error proposes sizes."""
+    if count == 1:
+        return
+    world, trainer = config.world, config.trainer
+    if world.family.max_shards is not None and world.family.max_shards < count:
+        raise ConfigError(f"{world.name} cannot be split over {count} ranks; train it in one process.")
+    shards = trainer.num_workers * trainer.async_factor or 1
+    unit = count * shards * world.agents_per_env
+    if world.agents % unit:
+        nearest = max(1, round(world.agents / unit)) * unit
+        fits = [n for n in range(1, count) if world.agents % (n * shards * world.agents_per_env) == 0]
+        fewer = f", or {fits[-1]} rank{'s' * (fits[-1] > 1)}" if fits else ""
+        each = f" with {shards} shards each (trainer.num_workers x trainer.async_factor)" * (shards > 1)
+        envs = f" of whole environments of {world.agents_per_env} agents" * (world.agents_per_env > 1)
+        sizes = f"trainer.batch_size={nearest * config.rollout_length}"
+        raise ConfigError(
+            f"world.agents={world.agents} cannot be split evenly over {count} ranks{each}{envs}; try "
+            f"world.agents={nearest} {sizes}{fewer}."
+        )
+    segments = trainer.minibatch_size // trainer.bptt_horizon
+    if segments < count:
+        raise ConfigError(
+            f"trainer.minibatch_size={trainer.minibatch_size} is {segments} segment{'s' * (segments > 1)} of "
+            f"{trainer.bptt_horizon} steps for {count} ranks; try trainer.minibatch_size="
+            f"{_least_minibatch(config, count)}, or {segments} rank{'s' * (segments > 1)}."
+        )
+
+
+def _least_minibatch(config: Config, count: int) -> int:
+    """Return the least minibatch that has a segment for every rank and divides the batch."""
+    rows = config.trainer.batch_size // config.trainer.bptt_horizon
+    return config.trainer.bptt_horizon * next(n for n in range(count, rows + 1) if rows % n == 0)
+
+
 def all_keys(world: str = "recall") -> dict[str, Any]:
     """Return every dotted key with its pydantic field, for the named world."""
     return keys_of(Config, world=world_config_class(world))

@@ -1,5 +1,7 @@
 """Periodic and final evaluation of a run, on held-out seeds: memory intact and cleared; at the end sampled too."""
 
+from collections.abc import Mapping
+
 import torch
 
 from holdfast.config.run import Config
@@ -82,3 +84,9 @@ def check_eval_worlds(config: Config, policy: LSTMWrapper, device: torch.device)
     for label, world_config in _eval_worlds(config).items():
         if label:
             require_bindable(policy, world_spec(world_config, device), f"trainer.eval_worlds: {label}")
+
+
+def score_of(config: Config, metrics: Mapping[str, int | float]) -> tuple[bool, float | None]:
+    """Return whether the weights were evaluated, and their score: of the evaluation, or else of training."""
+    score = metrics.get("eval/return_mean" if config.trainer.eval_interval else "charts/episodic_return")
+    return "eval/return_mean" in metrics, None if score is None else float(score)

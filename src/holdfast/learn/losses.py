@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping
 import torch
 from tensordict import TensorDictBase
 
+from holdfast import ranks
 from holdfast.learn.advantage import Targets
 from holdfast.policies import ActionDistribution
-from holdfast.policies.normalization import all_reduce_sum
 from holdfast.policies.recurrent_policy import PolicyBatch
 from holdfast.types import Bool, Float, Tensor
 
@@ -17,18 +17,19 @@ def masked_mean(x: Float[Tensor, "B T"], valid: Bool[Tensor, "B T"]) -> Float[Te
     return torch.where(valid, x, 0.0).sum() / valid.sum().clamp(min=1)
 
 
+def mean_over_ranks(x: Float[Tensor, "B T"], valid: Bool[Tensor, "B T"]) -> Float[Tensor, ""]:
+    """Mean over the valid steps of all ranks."""
+    total, steps = ranks.sums(torch.where(valid, x, 0.0).sum(), valid.sum())
+    return total / steps.clamp(min=1)
+
+
 def masked_normalize(x: Float[Tensor, "B T"], valid: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
     """Normalize valid steps to mean 0 and standard deviation 1: (x - mean) / (std + 1e-8).
 
-    With several processes, mean and deviation are over the valid steps of all of them.
+    Mean and deviation are over the valid steps of all ranks.
     """
-    steps = all_reduce_sum(valid.sum()).clamp(min=1)
-
-    def mean(y: Tensor) -> Tensor:
-        return all_reduce_sum(torch.where(valid, y, 0.0).sum()) / steps
-
-    centred = x - mean(x)
-    return centred / (torch.sqrt(mean(centred.square())) + 1e-8)
+    centred = x - mean_over_ranks(x, valid)
+    return centred / (torch.sqrt(mean_over_ranks(centred.square(), valid)) + 1e-8)
 
 
 def policy_loss(
@@ -67,10 +68,13 @@ def clip_fraction(log_ratio: Float[Tensor, "B T"], valid: Bool[Tensor, "B T"], c
 def explained_variance(
     value: Float[Tensor, "B T"], returns: Float[Tensor, "B T"], valid: Bool[Tensor, "B T"]
 ) -> Float[Tensor, ""]:
-    """1 - var(R - v) / var(R): 1 is perfect, 0 no better than a constant, or constant returns."""
+    """1 - var(R - v) / var(R): 1 is perfect, 0 no better than a constant, or constant returns.
+
+    Over the valid steps of all ranks.
+    """
 
     def variance(x: Tensor) -> Tensor:
-        return masked_mean((x - masked_mean(x, valid)).square(), valid)
+        return mean_over_ranks((x - mean_over_ranks(x, valid)).square(), valid)
 
     total = variance(returns)
     return torch.where(total > 1e-8, 1 - variance(returns - value) / total.clamp(min=1e-8), 0.0)

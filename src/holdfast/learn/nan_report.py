@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from holdfast import ranks
 from holdfast.learn.advantage import Targets
 from holdfast.learn.replay import replay
 from holdfast.learn.teachers import TeacherOutput
@@ -15,6 +16,7 @@ from holdfast.rollout.nan_checks import NonFiniteError, agent_list, first_few, n
 from holdfast.types import Int, Tensor
 from holdfast.worlds.obs import tensors_of
 
+NO_ROW = "no row of it alone"
 UNCHANGED = "the weights are those before this minibatch"
 LossFunction = Callable[[PolicyBatch, Segments, Targets, Sequence[TeacherOutput]], tuple[Tensor, dict[str, Tensor]]]
 
@@ -32,6 +34,15 @@ class NonFiniteReport:
     teacher_outputs: Sequence[TeacherOutput]
     loss_function: LossFunction
     """Loss and metrics of outputs, rows, targets and teacher outputs."""
+
+    def raise_of_all_ranks(self, when: str, batch_size: int) -> None:
+        """Raise the report of the first rank whose rows explain it."""
+        try:
+            self.raise_(when, batch_size)
+        except NonFiniteError as error:
+            reports = ranks.gather(str(error))
+            texts = [f"rank {rank}: {text}" if len(reports) > 1 else text for rank, text in enumerate(reports)]
+            raise NonFiniteError(next((text for text in texts if NO_ROW not in text), texts[0])) from None
 
     def raise_(self, when: str, batch_size: int) -> None:
         """Raise, naming the first non-finite tensor, its steps and its agents; replays `batch_size` rows a call.
@@ -55,7 +66,7 @@ class NonFiniteReport:
         names = first_few(self._non_finite_terms(batches))
         names = names or "the loss, of finite terms: a coefficient is too large"
         agents = self._agents()
-        where = agent_list(agents) if agents else "no row of it alone"
+        where = agent_list(agents) if agents else NO_ROW
         raise NonFiniteError(f"{when}: not finite: {names}; {where}; {UNCHANGED}.")
 
     def _raise_first(self, named: dict[str, Tensor], when: str) -> None:

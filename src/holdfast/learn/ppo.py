@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import torch
 from torch import nn
 
+from holdfast import ranks
 from holdfast.config.trainer import PPOConfig, TrainerConfig
 from holdfast.learn import losses, optimizers
 from holdfast.learn.advantage import Targets, gae, refresh_bootstrap, vtrace
@@ -22,6 +23,7 @@ from holdfast.rollout.segments import (
     annealed_beta,
     importance_weights,
     minibatches,
+    own_part,
     sample_minibatches,
     segment_priorities,
     shift_left,
@@ -108,8 +110,8 @@ def compute_loss(
 
 
 def weighted_mean(reports: Sequence[Mapping[str, Tensor]], shares: Sequence[Tensor]) -> dict[str, Tensor]:
-    """Combine the metrics of micro-batches, weighted by their shares of the valid steps."""
-    if len(reports) == 1:
+    """Combine the metrics of micro-batches, weighted by their shares of the valid steps of all ranks."""
+    if len(reports) == 1 and ranks.count() == 1:
         return dict(reports[0])
     weight = torch.stack(list(shares))
     metrics = {}
@@ -117,6 +119,18 @@ def weighted_mean(reports: Sequence[Mapping[str, Tensor]], shares: Sequence[Tens
         numbers = torch.stack([report[name] for report in reports])
         metrics[name] = numbers.max() if name in MAX_METRICS else (numbers * weight.to(numbers.dtype)).sum()
     return metrics
+
+
+def sum_over_ranks(reports: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Tensor]]:
+    """Add up the ranks' shares of the metrics of each minibatch, and take the largest of `MAX_METRICS`."""
+    if ranks.count() == 1 or not reports:
+        return [dict(report) for report in reports]
+    names = [name for name in reports[0] if name not in MAX_METRICS]
+    numbers = ranks.reduce(torch.stack([torch.stack([report[name].double() for name in names]) for report in reports]))
+    highest = [torch.stack([report[name].double() for name in MAX_METRICS]) for report in reports]
+    highest = ranks.reduce(torch.stack(highest), "max")
+    rows = torch.cat([numbers, highest], dim=1)
+    return [dict(zip([*names, *MAX_METRICS], row, strict=True)) for row in rows]
 
 
 def mean_metrics(reports: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
@@ -191,8 +205,10 @@ class Learner:
             for number, minibatch in enumerate(indices):
                 location = f"iteration {iteration + 1}, epoch {epoch + 1}, minibatch {number + 1}"
                 monitor = hooks if epoch == number == 0 else None
-                inputs = (segments, minibatch, targets, config, teacher_outputs, monitor, location)
+                part = own_part(*minibatch, len(segments))
+                inputs = (segments, part, targets, config, teacher_outputs, monitor, location)
                 epoch_reports.append(self._minibatch_step(*inputs))
+            epoch_reports = sum_over_ranks(epoch_reports)
             reports += epoch_reports
             epochs += 1
             if config.ppo.target_kl is not None and _mean(epoch_reports, "losses/approx_kl") > config.ppo.target_kl:
@@ -252,16 +268,20 @@ class Learner:
     def _minibatch_indices(
         self, segments: Segments, targets: Targets, config: TrainerConfig, epoch: int, progress: float
     ) -> Iterator[Minibatch]:
-        """Yield the row indices and importance-sampling weights (none: 1) of each minibatch of an epoch."""
-        sampling, rows = config.sampling, _segments_per_minibatch(config)
+        """Yield the row indices and importance-sampling weights (none: 1) of each minibatch of an epoch.
+
+        Rows are counted over all ranks: each rank computes those that it has collected.
+        """
+        sampling, rows, total = config.sampling, _segments_per_minibatch(config), len(segments) * ranks.count()
         number = int(segments.version[0]) * config.update_epochs + epoch
         if sampling.method == "sequential":
             for index in minibatches(segments, rows, seed=self.seed, epoch=number):
                 yield index, None
             return
-        priorities, total = None, len(segments)
+        priorities = None
         if sampling.method == "prioritized":
-            priorities = segment_priorities(targets.advantages, segments.steps["valid"], sampling.alpha)
+            own = segment_priorities(targets.advantages, segments.steps["valid"], sampling.alpha)
+            priorities = ranks.concat(own)
         beta = annealed_beta(sampling.beta0, progress)
         draws = sample_minibatches(segments, priorities, rows, total // rows, seed=self.seed, epoch=number)
         for index, probability in draws:
@@ -289,7 +309,13 @@ class Learner:
     ) -> dict[str, Tensor]:
         """Take one gradient step; raise before a non-finite gradient reaches the weights."""
         (index, weights), ppo = minibatch, config.ppo
+        has_rows = len(index) > 0
+        if not has_rows:
+            # All rows are of other ranks: one without weight takes their place here.
+            index, weights = index.new_zeros(1), None
         rows, targets = segments.rows(index), targets.rows(index)
+        if not has_rows:
+            rows.steps["valid"] = torch.zeros_like(rows.steps["valid"])
         teacher_outputs = [teacher.rows(index) for teacher in teacher_outputs]
         if config.stale == "burn_in":
             rows = burn_in_rows(self.policy, rows)
@@ -299,20 +325,22 @@ class Learner:
         for optimizer in self.optimizers.values():
             optimizer.zero_grad()
         loss, metrics, values, log_ratio = self._backward(rows, targets, config, teacher_outputs, monitor)
+        (loss,) = ranks.average_gradients(self._weights, loss)
         if monitor is not None:
             monitor.on_gradients(self.policy)
         norm = nn.utils.clip_grad_norm_(self._weights, ppo.max_grad_norm)
         if not bool(torch.isfinite(norm + loss)):
             batch = (rows, targets, teacher_outputs)
             report = NonFiniteReport(self.policy, segments, index, *batch, self._loss_function(ppo))
-            report.raise_(location, batch_size=len(rows) // config.accumulate)
+            report.raise_of_all_ranks(location, batch_size=-(-len(rows) // config.accumulate))
         for optimizer in self.optimizers.values():
             optimizer.step()
         optimizers.clip_weights(self.policy, self.weight_bounds, config.clip_range)
         # In the buffer itself, not in the minibatch, which is a copy.
-        segments.steps["values_now"][index] = values
-        segments.steps["ratio"][index] = log_ratio.exp()
-        return metrics | {"losses/grad_norm": norm}
+        if has_rows:
+            segments.steps["values_now"][index] = values
+            segments.steps["ratio"][index] = log_ratio.exp()
+        return metrics | {"losses/grad_norm": norm / ranks.count()}
 
     def _loss_function(self, ppo: PPOConfig) -> LossFunction:
         return partial(compute_loss, self.policy, ppo=ppo, initial_weights=self.initial_weights)
@@ -334,7 +362,8 @@ class Learner:
         monitor: UpdateHooks | None,
     ) -> tuple[Tensor, dict[str, Tensor], Tensor, Tensor]:
         """Accumulate gradients over micro-batches; return loss, metrics, values and log-ratios."""
-        num_valid = rows.steps["valid"].sum().clamp(min=1)
+        (num_valid,) = ranks.sums(rows.steps["valid"].sum())
+        num_valid = num_valid.clamp(min=1)
         total, reports, shares = torch.zeros_like(num_valid, dtype=targets.returns.dtype), [], []
         values, log_ratios, loss_function = [], [], self._loss_function(config.ppo)
         for index in _split(rows, config.accumulate):
@@ -361,4 +390,4 @@ def _segments_per_minibatch(config: TrainerConfig) -> int:
 
 def _split(rows: Segments, count: int) -> tuple[Int[Tensor, " rows"], ...]:
     """Split row indices into `count` micro-batches."""
-    return torch.arange(len(rows), device=rows.version.device).split(len(rows) // count)
+    return torch.arange(len(rows), device=rows.version.device).split(-(-len(rows) // count))

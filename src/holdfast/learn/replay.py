@@ -5,10 +5,11 @@ from typing import Any, cast
 import torch
 from tensordict import TensorDict, TensorDictBase
 
+from holdfast import ranks
 from holdfast.policies import LSTMWrapper
 from holdfast.policies.recurrent_policy import PolicyBatch
 from holdfast.rollout.segments import POLICY_INPUTS, BurnIn, Segments, policy_batch, policy_inputs
-from holdfast.types import Float, Tensor
+from holdfast.types import Float, Int, Tensor
 from holdfast.worlds import Step
 from holdfast.worlds.obs import tensors_of
 
@@ -78,9 +79,29 @@ def measure_staleness(policy: LSTMWrapper, segments: Segments, next_step: Step) 
     """
     if not policy.has_memory():
         return {}
-    agents, count = segments.agent_shape
-    num_sampled = min(STALENESS_AGENTS, max(1, agents // STALENESS_AGENTS))
-    sample = torch.arange(num_sampled, device=segments.version.device) * (agents // num_sampled)
+    sample = staleness_sample(segments.agent_shape[0]).to(segments.version.device)
+    sums = ranks.reduce(
+        _staleness_sums(policy, segments, next_step, sample)
+        if len(sample)
+        else torch.zeros(4, dtype=torch.double, device=sample.device)
+    )
+    drift, num_states, kl, num_steps = sums.tolist()
+    return {"memory/drift": drift / num_states, "memory/stale_kl": max(0.0, kl / max(1, num_steps))}
+
+
+def staleness_sample(agents: int) -> Int[Tensor, " N"]:
+    """Choose the agents to measure staleness on, over all ranks; return those of this one."""
+    total, first_agent = agents * ranks.count(), agents * ranks.rank()
+    num_sampled = min(STALENESS_AGENTS, max(1, total // STALENESS_AGENTS))
+    sample = torch.arange(num_sampled) * (total // num_sampled) - first_agent
+    return sample[(sample >= 0) & (sample < agents)]
+
+
+def _staleness_sums(
+    policy: LSTMWrapper, segments: Segments, next_step: Step, sample: Int[Tensor, " N"]
+) -> Float[Tensor, " 4"]:
+    """Sum of the drift and number of states, sum of the KL and number of steps."""
+    (agents, count), num_sampled = segments.agent_shape, len(sample)
     rows = segments.rows((sample[:, None] * count + torch.arange(count, device=sample.device)).flatten())
     rows = Segments(rows.steps, rows.entry_state, rows.tail, rows.version, num_sampled)
     fresh_entry, fresh_live = recompute(policy, rows, batch_size=num_sampled)
@@ -88,12 +109,12 @@ def measure_staleness(policy: LSTMWrapper, segments: Segments, next_step: Step) 
     live = policy.store.read(0, agents)[sample]
     stored = torch.cat([entry, live[:, None]], dim=1)
     current = torch.cat([fresh_entry[:, 1:], fresh_live[:, None]], dim=1)
-    drift = float(_relative_distance(stored, current).mean())
+    distance = _relative_distance(stored, current)
     kl = [_next_step_kl(policy, live, fresh_live, next_step, sample)]
     if count > 1:
         kl.append(_segment_kl(policy, rows, fresh_entry))
-    sums = torch.stack(kl).sum(0)
-    return {"memory/drift": drift, "memory/stale_kl": max(0.0, float(sums[0] / sums[1].clamp(min=1)))}
+    drift = torch.stack([distance.sum(), distance.new_tensor(float(distance.numel()))])
+    return torch.cat([drift, torch.stack(kl).sum(0)]).double()
 
 
 def _relative_distance(stored: Any, fresh: Any) -> Float[Tensor, "A S"]:

@@ -9,6 +9,7 @@ from typing import Any, cast
 import torch
 from tensordict import TensorDict
 
+from holdfast import ranks
 from holdfast.errors import ContractError
 from holdfast.memory import Cell, MultiCell, saturation
 from holdfast.policies import LSTMWrapper
@@ -162,7 +163,7 @@ class ResetAudit:
         if not self._memories:
             return {}
         self._close()
-        made, missing, extra = self._counts.tolist()
+        made, missing, extra = ranks.reduce(self._counts.clone()).tolist()
         self._counts.zero_()
         return {"memory/resets": made if missing else made + extra, "memory/resets_due": made + missing}
 
@@ -191,6 +192,9 @@ class ResetAudit:
         if not self._policy.store.is_live:
             return
         clear = as_array(call["clear"])
+        if self._policy.rows_alone and len(clear) > len(self._valid):
+            # The rest repeats the last agent.
+            clear = clear[: len(self._valid)]
         if clear.shape != self._valid.shape:
             raise ContractError(
                 f"Resets are counted step by step, for all {len(self._valid)} agents at once; a memory was "
@@ -228,5 +232,9 @@ def state_metrics(policy: LSTMWrapper, age: Int[Tensor, " A"] | None = None) -> 
     if age is not None:
         metrics |= {"memory/age_mean": age.double().mean(), "memory/age_max": age.max()}
     # Read at once, so that the host waits for the device once.
-    numbers = torch.stack([number.double() for number in metrics.values()]).tolist()
-    return dict(zip(metrics, numbers, strict=True))
+    numbers = torch.stack([number.double() for number in metrics.values()])
+    highest, total = ranks.reduce(numbers.clone(), "max").tolist(), ranks.reduce(numbers).tolist()
+    means = [number / ranks.count() for number in total]
+    is_max = [name.endswith("_max") for name in metrics]
+    chosen = [top if m else mean for top, mean, m in zip(highest, means, is_max, strict=True)]
+    return dict(zip(metrics, chosen, strict=True))

@@ -13,6 +13,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import nn
 
+from holdfast import ranks
 from holdfast.monitor.gradients import norms_by_module, reach_back, reach_metrics
 from holdfast.monitor.state_audit import ResetAudit, current_state, state_metrics
 from holdfast.policies import LSTMWrapper
@@ -64,7 +65,7 @@ class TrainingMonitor:
         if not is_due(self._interval, iteration):
             return None
         if self._policy.has_memory():
-            self._reach |= reach_metrics(reach_back(self._policy, segments))
+            self._reach |= reach_metrics(ranks.reduce(reach_back(self._policy, segments)))
         return self
 
     @contextmanager

@@ -1,7 +1,7 @@
 """LSTMWrapper: the memory of hand-written policies."""
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar
 
 import torch
@@ -56,6 +56,8 @@ class LSTMWrapper(nn.Module):
     """What the logits mean. For MultiDiscrete and Box set `self.actions = distribution_for(spec)`."""
     accepts_trimmed_obs: bool = False
     """Whether tokens may come without the padding that all rows end in."""
+    rows_alone: int = 0
+    """Rows of a step of the rollout if one of several ranks had all agents; 0: there is one."""
     translates_names: ClassVar[bool] = False
     """Whether observations and logits are translated in worlds with another order of names."""
 
@@ -146,6 +148,18 @@ class LSTMWrapper(nn.Module):
     def lstm_c(self) -> StateView:
         """Cell states: a mapping from a slice's first agent to `[L,B,H]`."""
         return StateView(self.store, "c")
+
+    @contextmanager
+    def rounding_as_one_rank(self, rows_alone: int) -> Iterator[None]:
+        """Within this context, a step gives each agent the same bits as one rank does that has all agents.
+
+        A `forward` written by hand ignores it: its products of matrices may round differently on other ranks.
+        """
+        self.rows_alone = rows_alone
+        try:
+            yield
+        finally:
+            self.rows_alone = 0
 
     def has_memory(self) -> bool:
         """Return whether this policy has a recurrent state."""

@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from tensordict import TensorDict
-from torch import distributed, nn
+from torch import nn
 
+from holdfast import ranks
 from holdfast.errors import ContractError
 from holdfast.types import Bool, Float, Shaped, Tensor
 from holdfast.worlds.obs import Obs, subspaces
@@ -19,13 +20,6 @@ CLIP = 10.0
 """Normalized numbers are clipped to this many standard deviations."""
 EPS = 1e-8
 Path = tuple[str, ...]
-
-
-def all_reduce_sum(total: Tensor) -> Tensor:
-    """Sum a tensor over all processes, in place."""
-    if distributed.is_available() and distributed.is_initialized():
-        distributed.all_reduce(total)
-    return total
 
 
 class RunningStats(nn.Module):
@@ -48,13 +42,13 @@ class RunningStats(nn.Module):
 
     @torch.no_grad()
     def update(self, x: Shaped[Tensor, "*batch"], valid: Bool[Tensor, "..."]) -> None:
-        """Add the valid entries of a batch, of all processes (Chan et al. 1983)."""
+        """Add the valid entries of a batch, of all ranks (Chan et al. 1983)."""
         rows = x[valid].double()
-        count = all_reduce_sum(rows.new_tensor(float(len(rows))))
+        count = ranks.reduce(rows.new_tensor(float(len(rows))))
         if not bool(count):
             return
-        mean = all_reduce_sum(rows.sum(0)) / count
-        var = all_reduce_sum((rows - mean).square().sum(0)) / count
+        mean = ranks.reduce(rows.sum(0)) / count
+        var = ranks.reduce((rows - mean).square().sum(0)) / count
         total = self.count + count
         share, shift = count / total, mean - self.mean
         self.var.copy_((1 - share) * self.var + share * var + share * (1 - share) * shift.square())

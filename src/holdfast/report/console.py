@@ -36,10 +36,11 @@ class RunConsole:
         precision: str = "float32",
         learning: LearningAlarms | None = None,
         quiet: bool = False,
+        label: str = "",
     ) -> None:
         # In a notebook too, lines are text: as HTML each would be a paragraph.
         self.console = console or Console(highlight=False, soft_wrap=True, emoji=False, force_jupyter=False)
-        self._quiet = quiet
+        self._quiet, self._label = quiet, label
         self.total = iterations
         self._dashboard = Dashboard(
             iterations, title or {}, horizon, first_iteration=first_iteration, alarm_at=replay_alarm(precision)
@@ -88,7 +89,7 @@ class RunConsole:
         self._alarmed.add(kind or text)
         self._dashboard.alarms.append(text)
         if self._live is None:
-            self.console.print(f"ALARM: {text}", markup=False)
+            self.console.print(f"ALARM: {self._label}{text}", markup=False)
         self._next_drawing = 0.0
 
     def show(self, metrics: Metrics) -> None:

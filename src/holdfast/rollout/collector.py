@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from tensordict import TensorDict
 
+from holdfast import ranks
 from holdfast.errors import ContractError
 from holdfast.policies import LSTMWrapper
 from holdfast.policies.distributions import distribution_for, require_fit
@@ -131,6 +132,9 @@ class Collector:
         """The step that the next rollout starts with."""
         self._clock = 0
         self._agent = torch.arange(world.agents, device=self.next_step.reward.device)
+        group = len(world.groups[0]) if isinstance(world, AsyncWorld) else world.agents
+        # Of a call of the policy, if one of several ranks had all agents.
+        self._rows_alone = group * ranks.count() if ranks.count() > 1 else 0
         self._keys = [*policy.get_agent_experience_spec().keys(), "last_values"]
         self._steps: TensorDict | None = None
         self._draws = torch.zeros(0)
@@ -148,11 +152,17 @@ class Collector:
         sizes = (self._agent, self.length, self.horizon)
         recorders = [EntryStateRecorder(self._state, *sizes, at) for at in offsets]
         clock = torch.arange(self._clock, self._clock + self.length, device=self._agent.device)
-        self._draws = self.policy.actions.draws_for(self.seed, self._agent[:, None], clock)
-        for group in self._groups():
-            for recorder in recorders:
-                recorder.record(group.rows, group.t)
-            self._env_step(group)
+        agent_ids = self._agent + ranks.rank() * self.world.agents
+        self._draws = self.policy.actions.draws_for(self.seed, agent_ids[:, None], clock)
+        with self.policy.rounding_as_one_rank(self._rows_alone):
+            for group in self._groups():
+                for recorder in recorders:
+                    recorder.record(group.rows, group.t)
+                self._env_step(group)
+            return self._finish(version, *(recorder.states for recorder in recorders))
+
+    def _finish(self, version: int, *states: TensorDict) -> Segments:
+        """Check a rollout, and split it into segments."""
         self._clock += self.length
         assert self._steps is not None, "a rollout has at least one step"
         raise_violations(self.world)
@@ -161,7 +171,7 @@ class Collector:
             valid, when = self._steps["valid"], f"the rollout up to step {self._clock}"
             outputs = {key: torch.where(valid, self._steps[key], 0.0) for key in ("act_log_prob", "values")}
             self._require_finite(outputs, valid.any(1), when)
-        return self._to_segments(self._steps, version, *(recorder.states for recorder in recorders))
+        return self._to_segments(self._steps, version, *states)
 
     def _groups(self) -> Iterator[AgentGroup]:
         """Yield the agents that act next, until each acted `length` times."""

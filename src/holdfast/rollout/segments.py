@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from holdfast import rng
+from holdfast import ranks, rng
 from holdfast.errors import ContractError
 from holdfast.policies import FunctionalPolicy, LSTMWrapper
 from holdfast.policies.recurrent_policy import PolicyBatch
@@ -133,9 +133,9 @@ class Segments:
 
 
 def minibatches(segments: Segments, rows: int, *, seed: int, epoch: int) -> Iterator[Int[Tensor, " rows"]]:
-    """Yield row indices, `rows` at a time; `epoch` counts all epochs of the run."""
+    """Yield row indices over the rows of all ranks, `rows` at a time; `epoch` counts all epochs of the run."""
     device = segments.tail["rewards"].device
-    order = rng.permutation(len(segments), seed, rng.STREAM_MINIBATCH, epoch, device)
+    order = rng.permutation(len(segments) * ranks.count(), seed, rng.STREAM_MINIBATCH, epoch, device)
     yield from order.split(rows)
 
 
@@ -145,23 +145,36 @@ def sample_minibatches(
     """Yield `count` minibatches of `rows` row indices, with each row's probability to be drawn first.
 
     p[i] = (priority[i] + 1e-6) / sum_j (priority[j] + 1e-6); uniform without priorities. Rows are distinct
-    within a minibatch; minibatches are independent. `epoch` counts all epochs of the run.
+    within a minibatch; minibatches are independent. `epoch` counts all epochs of the run. Rows and priorities are those
+    of all ranks.
     """
-    if rows > len(segments):
+    total = len(segments) * ranks.count()
+    if rows > total:
         raise ContractError(
-            f"A minibatch of {rows} rows cannot be drawn from {len(segments)} without taking one twice; give "
-            f"trainer.minibatch_size for at most {len(segments)} rows."
+            f"A minibatch of {rows} rows cannot be drawn from {total} without taking one twice; give "
+            f"trainer.minibatch_size for at most {total} rows."
         )
     device = segments.tail["rewards"].device
-    raised = torch.zeros(len(segments), device=device) if priorities is None else priorities
+    raised = torch.zeros(total, device=device) if priorities is None else priorities
     probabilities = (raised + MIN_PRIORITY) / (raised + MIN_PRIORITY).sum()
-    all_rows = torch.arange(len(segments), device=device)
+    all_rows = torch.arange(total, device=device)
     for number in range(count):
         clock = epoch * MAX_MINIBATCHES_PER_EPOCH + number
         uniform = rng.uniform(seed, rng.STREAM_MINIBATCH, all_rows, clock).double() + 2.0**-25
         # Gumbel top-k (Kool et al. 2019): sampling without replacement.
         index = (probabilities.log() - (-uniform.log()).log()).topk(rows).indices
         yield index, probabilities[index]
+
+
+def own_part(
+    index: Int[Tensor, " total"], weights: Float[Tensor, " total"] | None, rows: int
+) -> tuple[Int[Tensor, " own"], Float[Tensor, " own"] | None]:
+    """Select the rows of a minibatch that this rank has collected, counted from its first; `rows` are those it has."""
+    if ranks.count() == 1:
+        return index, weights
+    index = index - ranks.rank() * rows
+    is_own = (index >= 0) & (index < rows)
+    return index[is_own], None if weights is None else weights[is_own]
 
 
 def segment_priorities(

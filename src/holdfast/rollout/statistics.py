@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from holdfast import ranks
 from holdfast.state_tree import get_tensor_like
 from holdfast.types import Bool, Tensor
 from holdfast.worlds import Step
@@ -51,6 +52,7 @@ class EpisodeStatistics:
         """Return means since the last call, overall and per world of a mixture, and reset them."""
         totals = torch.zeros(max(1, len(self._parts)), 3, dtype=torch.float64, device=self._totals.device)
         totals.index_add_(0, self._part, self._totals)
+        totals = ranks.reduce(totals)
         named = {"": totals.sum(0).tolist()}
         if self._parts:
             labels = [f"@{label}" for label, _ in self._parts]

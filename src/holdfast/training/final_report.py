@@ -5,6 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from holdfast import ranks
 from holdfast.config.run import Config
 from holdfast.errors import error_text
 from holdfast.monitor.timeline import TimelineRecorder, write_timeline
@@ -16,9 +17,9 @@ PAGE = "report.html"
 
 def make_timeline(config: Config, policy: LSTMWrapper) -> TimelineRecorder | None:
     """Return the recorder of the last rollouts; None: the run writes no report."""
-    if config.report == "off":
+    if config.report == "off" or not ranks.is_main():
         return None
-    return TimelineRecorder(policy, config.world.agents, config.trainer.bptt_horizon, config.iterations)
+    return TimelineRecorder(policy, ranks.share(config.world.agents), config.trainer.bptt_horizon, config.iterations)
 
 
 def write_final_report(

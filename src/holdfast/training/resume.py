@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from holdfast import rng
+from holdfast import ranks, rng
 from holdfast.build import config_from
 from holdfast.checkpoint.format import Checkpoint
 from holdfast.checkpoint.run_dir import Log, RunDir, policy_files
@@ -57,13 +57,12 @@ class ResumePoint:
             log(note)
         load_plans(saved.environment.get("kernels"))
         restarted = trainer.restore(saved)
+        # No file changes before all ranks have read theirs.
+        ranks.any_of(False)
         # What is typed now comes before what a callback has set.
         trainer.unset(key.removeprefix("schedule.") for key in self.override_keys)
-        log_state = get_field(saved.trainer(), "files", dict)
-        folder.append_provenance(policy_files(self.config, policy), command)
-        with writing(folder.checkpoints):
-            folder.quarantine_newer(saved)
-        folder.truncate_logs(log_state, log)
+        if ranks.is_main():
+            self._continue_files(command, policy, log)
         finished = saved.iteration == self.config.iterations
         hint = "; it is finished: to train longer, set trainer.total_timesteps=N" if finished else ""
         log(
@@ -81,6 +80,15 @@ class ResumePoint:
                 f"{restarted.reason}: {count} of {len(restarted.mask)} agents start a new episode, with memory cleared."
             )
 
+    def _continue_files(self, command: str, policy: LSTMWrapper, log: Log) -> None:
+        """Continue the files of the run where the checkpoint was saved."""
+        saved, folder = self.checkpoint, self.folder
+        log_state = get_field(saved.trainer(), "files", dict)
+        folder.append_provenance(policy_files(self.config, policy), command)
+        with writing(folder.checkpoints):
+            folder.quarantine_newer(saved)
+        folder.truncate_logs(log_state, log)
+
 
 @contextmanager
 def locked_run(path: Path) -> Iterator[None]:
@@ -93,6 +101,17 @@ def locked_run(path: Path) -> Iterator[None]:
         raise ConfigError(f"{path} holds no checkpoint; {hint}")
     with RunDir(path).locked():
         yield
+
+
+def shared_resume_point(path: Path, overrides: Mapping[str, Any]) -> ResumePoint:
+    """Find the checkpoint to resume from on rank 0, the same one for all ranks."""
+    point = find_resume_point(path, overrides) if ranks.is_main() else None
+    fields = ranks.broadcast(None if point is None else (point.checkpoint, point.config, point.override_keys))
+    if point is not None:
+        return point
+    assert fields is not None, "rank 0 has found a checkpoint"
+    checkpoint, config, override_keys = fields
+    return ResumePoint(RunDir(path), checkpoint, config, (), "", override_keys)
 
 
 def find_resume_point(path: Path, overrides: Mapping[str, Any]) -> ResumePoint:

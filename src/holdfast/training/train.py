@@ -1,18 +1,17 @@
 """Training: set up a run, then the loop: collect, update, log, save; then evaluate."""
 
-import re
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from holdfast import ranks, rng
 from holdfast.build import (
     build_policy,
     build_teachers,
@@ -26,24 +25,26 @@ from holdfast.build import (
 from holdfast.checkpoint.format import environment
 from holdfast.checkpoint.manager import CheckpointManager
 from holdfast.checkpoint.run_dir import ERRORS, RunDir, create_run_dir, load_weights, new_folder, policy_files
-from holdfast.config.run import Config
+from holdfast.config.run import Config, require_ranks
 from holdfast.config.sizes import check_sizes, explaining_allocations
 from holdfast.errors import ConfigError, recording_errors
-from holdfast.evaluation.periodic_and_final import check_eval_worlds, final_evaluation, periodic_evaluation
+from holdfast.evaluation.periodic_and_final import check_eval_worlds, final_evaluation, periodic_evaluation, score_of
 from holdfast.learn import Teacher
 from holdfast.monitor import AgentTrace
 from holdfast.monitor.timeline import TimelineRecorder
 from holdfast.policies import LSTMWrapper, PolicyLike
-from holdfast.recipes import find_recipe
 from holdfast.report.alarms import LearningAlarms
 from holdfast.report.console import RunConsole, RunNotices
 from holdfast.report.metrics import MetricsFile, read_lines
-from holdfast.report.text import config_difference, title_of
+from holdfast.report.text import title_of
 from holdfast.report.trackers import Trackers, open_trackers, require_trackers
 from holdfast.rollout.nan_checks import require_finite_weights
+from holdfast.training.banner import format_arguments, name_of_run, print_banner
 from holdfast.training.callbacks import Callback, TrainingIteration, call, require_callbacks
+from holdfast.training.distributed import SharedCheckpoints
 from holdfast.training.final_report import make_timeline, write_final_report
-from holdfast.training.resume import ResumePoint, find_resume_point, locked_run
+from holdfast.training.restart import find_restarted_run, mark_launch
+from holdfast.training.resume import ResumePoint, locked_run, shared_resume_point
 from holdfast.training.run_config import config_of_new_run
 from holdfast.training.run_result import RunResult
 from holdfast.training.stop import StopRequest, stop_on_signals
@@ -51,7 +52,6 @@ from holdfast.training.trainer import Trainer
 from holdfast.trust import names_from, trusting
 from holdfast.worlds import WorldSpec, closing_world
 from holdfast.worlds.env_source import EnvLike
-from holdfast.worlds.gym.wrappers import name_of
 from holdfast.worlds.workers import WorkerPool
 
 Metrics = dict[str, int | float]
@@ -60,12 +60,13 @@ Metrics = dict[str, int | float]
 class MetricsLogger:
     """Writes metrics to the run folder and to the trackers, if there are any."""
 
-    def __init__(self, file: MetricsFile, trackers: Trackers | None, latest: Metrics) -> None:
+    def __init__(self, file: MetricsFile | None, trackers: Trackers | None, latest: Metrics) -> None:
         self._file, self._trackers, self.latest = file, trackers, latest
 
     def log(self, metrics: Metrics) -> None:
-        """Write one line of metrics."""
-        self._file.write(metrics)
+        """Write one line of metrics; ranks other than 0 write none."""
+        if self._file is not None:
+            self._file.write(metrics)
         if self._trackers is not None:
             self._trackers.write(metrics)
         self.latest = metrics
@@ -84,11 +85,15 @@ class Run:
     console: RunConsole
     notices: RunNotices
     logger: MetricsLogger
-    checkpoints: CheckpointManager
+    checkpoints: SharedCheckpoints
     stop: StopRequest
     callbacks: Sequence[Callback] = ()
     timeline: TimelineRecorder | None = None
     """Records the last rollouts for the report; None: it is off."""
+
+    def log_state(self) -> dict[str, dict[str, Any]]:
+        """Return sizes and checksums of the log files, which rank 0 writes."""
+        return self.folder.log_state() if ranks.is_main() else {}
 
 
 @dataclass(frozen=True)
@@ -139,77 +144,70 @@ def train(
     if recipe is not None and not isinstance(recipe, str):
         raise ConfigError(f"{recipe!r} is not the name of a recipe; pass an environment as env=….")
     require_callbacks(callbacks)
-    arguments = ", ".join(_format_arguments(recipe, config, env, policy, resume))
+    arguments = ", ".join(format_arguments(recipe, config, env, policy, resume))
     command = command or f"holdfast.train({arguments})"
     with ExitStack() as stack:
         stack.enter_context(trusting(trust_code))
+        stack.enter_context(ranks.joined())
         if resume is None:
             run_config, recipe = config_of_new_run(recipe, config, env, policy)
+            restarted = find_restarted_run(run_config)
+            if restarted is not None:
+                setup = _resumed(stack, Setup(run_config, command, policy, quiet=quiet), restarted, {}, env)
+                return _train_loop(_setup(stack, setup, callbacks))
             return _train_loop(_setup(stack, Setup(run_config, command, policy, recipe, quiet=quiet), callbacks))
         if recipe is not None or isinstance(config, Config):
             reason = f"the recipe {recipe!r}" if recipe is not None else "the Config, or pass the keys that change"
             raise ConfigError(f"{resume} resumes with its own config; leave out {reason}.")
-        stack.enter_context(names_from(Path(resume)))
-        stack.enter_context(locked_run(Path(resume)))
-        point = find_resume_point(Path(resume), config or {})
-        require_same_policy(point.config, policy)
-        setup = Setup(with_env(point.config, env), command, policy, resume_point=point, quiet=quiet)
-        return _train_loop(_setup(stack, setup, callbacks))
+        setup = Setup(Config(), command, policy, quiet=quiet)
+        return _train_loop(_setup(stack, _resumed(stack, setup, Path(resume), config or {}, env), callbacks))
 
 
-def _format_arguments(
-    recipe: str | None,
-    config: Mapping[str, Any] | Config | None,
-    env: EnvLike | None,
-    policy: PolicyLike | None,
-    resume: str | Path | None,
-) -> Iterator[str]:
-    """Yield the arguments of a call as they are typed; objects as Python shows them."""
-    if recipe is not None:
-        yield repr(recipe)
-    if config:
-        keys = "Config(...)" if isinstance(config, Config) else repr(dict(config))
-        yield keys if recipe is not None else f"config={keys}"
-    for name, value in (("env", env), ("policy", policy)):
-        if value is not None:
-            yield f"{name}={value!r}" if isinstance(value, str) else f"{name}=<{name_of(value)}>"
-    if resume is not None:
-        yield f"resume={str(resume)!r}"
+def _resumed(stack: ExitStack, setup: Setup, path: Path, overrides: Mapping[str, Any], env: EnvLike | None) -> Setup:
+    """Lock a run's folder, and return the setup of the run that continues it."""
+    stack.enter_context(names_from(path))
+    if ranks.is_main():
+        stack.enter_context(locked_run(path))
+    point = shared_resume_point(path, overrides)
+    require_same_policy(point.config, setup.policy)
+    return replace(setup, config=with_env(point.config, env), resume_point=point)
 
 
 def _train_loop(run: Run) -> RunResult:
     """Train until done or stopped, save, and evaluate."""
     config, trainer, checkpoints, stop = run.config, run.trainer, run.checkpoints, run.stop
     try:
-        if checkpoints.latest is None:
+        if not ranks.any_of(checkpoints.latest is not None):
             # Iteration 0, so that a run stopped in its first iteration can be resumed.
-            checkpoints.save_if_due(trainer.snapshot(None, run.folder.log_state()))
+            checkpoints.save_if_due(trainer.snapshot(None, run.log_state()))
         with run.console, stop.interruptible(signals=2):
-            while trainer.iteration < trainer.iterations and not stop.requested:
+            while _goes_on(run):
                 segments = trainer.collect()
                 checks = trainer.check_replay(segments)
                 if run.timeline is not None:
                     run.timeline.record(segments, trainer.iteration)
                 metrics = trainer.update(segments) | checks
-                metrics |= _evaluate_if_due(run)
+                metrics = ranks.broadcast(metrics | _evaluate_if_due(run))
                 iteration = TrainingIteration(trainer, metrics, policy=run.policy, folder=run.folder.path, stop=stop)
                 call(run.callbacks, iteration)
                 run.logger.log(metrics)
-                run.console.show(metrics)
-                evaluated, score = _score_of(config, metrics)
-                snapshot = trainer.snapshot(score, run.folder.log_state())
+                if ranks.is_main():
+                    run.console.show(metrics)
+                evaluated, score = score_of(config, metrics)
+                snapshot = trainer.snapshot(score, run.log_state())
                 checkpoints.save_if_due(snapshot, evaluated=evaluated)
+            checkpoints.gather_last()
             if not stop.requested:
                 require_finite_weights(run.policy, f"after iteration {trainer.iteration}")
     finally:
         # First of all, so that no later error can lose the last complete iteration.
         message = checkpoints.save_final()
-        if sys.exc_info()[0] is not None or stop.requested:
+        if message and (sys.exc_info()[0] is not None or stop.requested):
             run.console.print(message)
     if checkpoints.error is not None:
         raise checkpoints.error
     scores: Metrics | None = None
-    if not stop.requested:
+    if not stop.requested and ranks.is_main():
         with stop.interruptible(signals=1):
             scores = _final_evaluation(run)
     elif checkpoints.latest is not None:
@@ -219,7 +217,8 @@ def _train_loop(run: Run) -> RunResult:
     if scores:
         run.notices.print_advice(scores)
         run.logger.log({key: metrics[key] for key in ("iteration", "global_step")} | scores)
-    finished = scores is not None
+    # Rank 0 alone evaluates; the others are done.
+    finished = scores is not None or not (ranks.is_main() or stop.requested)
     report = None
     if checkpoints.latest is not None:
         with stop.interruptible(signals=1):
@@ -229,10 +228,17 @@ def _train_loop(run: Run) -> RunResult:
     return RunResult(run.folder.path, checkpoints.latest, run.policy, run.spec, summary, finished, report)
 
 
+def _goes_on(run: Run) -> bool:
+    """Whether there is another iteration; a signal to one rank ends the run on all of them."""
+    run.stop.requested = ranks.any_of(run.stop.requested)
+    return run.trainer.iteration < run.trainer.iterations and not run.stop.requested
+
+
 def _setup(stack: ExitStack, setup: Setup, callbacks: Sequence[Callback]) -> Run:
     """Build everything a run needs; `stack` closes what must be closed."""
     config, resume_point = setup.config, setup.resume_point
     device = select_device(config)
+    require_ranks(config, ranks.count())
     check_sizes(config, total_memory(device))
     stack.enter_context(explaining_allocations(config))
     if config.threads:
@@ -240,25 +246,27 @@ def _setup(stack: ExitStack, setup: Setup, callbacks: Sequence[Callback]) -> Run
         torch.set_num_threads(config.threads)
     # Policies may draw from torch's global generators: seed them, and restore them after the run.
     stack.enter_context(torch.random.fork_rng(devices=[device] if device.type == "cuda" else []))
-    torch.manual_seed(config.seed)
+    torch.manual_seed(rng.derive_seed(config.seed, rng.STREAM_RANK, ranks.rank()) if ranks.rank() else config.seed)
     seed = config.seed if resume_point is None else resume_point.world_seed
     with recording_errors(partial(_error_file, config, resume_point)):
         world = stack.enter_context(closing_world(build_training_world(config, device, seed), config.world))
         policy_config = config if resume_point is None else saved_policy_config(resume_point.checkpoint, config)
         policy = build_policy(policy_config, world, device, setup.policy)
+        ranks.copy_from_main([*policy.parameters(), *policy.buffers()])
         check_eval_worlds(config, policy, device)
     require_trackers(**_tracker_modes(config))
     teachers = build_teachers(config, world, policy, resume_point and resume_point.folder.teachers)
-    trace = None if config.trace is None else AgentTrace(policy, world.agents, config.trace)
+    trace = None if config.trace is None or not ranks.is_main() else AgentTrace(policy, world.agents, config.trace)
     # That of a resumed run is locked since before its checkpoint was read.
     folder = _create_folder(stack, setup, policy, teachers) if resume_point is None else resume_point.folder
-    stack.enter_context(recording_errors(lambda: folder.path / ERRORS))
+    if ranks.is_main():
+        stack.enter_context(recording_errors(lambda: folder.path / ERRORS))
     console = _make_console(setup, folder, policy, world.spec, device)
     if isinstance(world, WorkerPool):
-        world.set_log(console.alarm, folder.path / ERRORS)
+        world.set_log(console.alarm, folder.path / ERRORS if ranks.is_main() else None)
     if resume_point is None:
         warnings = [teacher.unknown_names(world.spec) for teacher in teachers]
-        _print_banner(console, config, folder, setup.recipe, warnings)
+        print_banner(console, config, folder, setup.recipe, warnings)
     notices = RunNotices(console, config.trainer.bptt_horizon, trace, folder.path / "trace.txt")
     trainer = Trainer(config, world, policy, teachers, notices)
     if resume_point is not None:
@@ -273,15 +281,7 @@ def _setup(stack: ExitStack, setup: Setup, callbacks: Sequence[Callback]) -> Run
         trainer,
         console,
         notices,
-        checkpoints=CheckpointManager(
-            folder,
-            policy_files(config, policy),
-            environment(device),
-            interval=config.trainer.checkpoint_interval,
-            keep=config.trainer.keep_checkpoints,
-            alarm=console.alarm,
-            resumed_from=resume_point and resume_point.checkpoint,
-        ),
+        checkpoints=_make_checkpoints(config, folder, policy, device, console, resume_point),
         logger=_make_logger(stack, config, folder, console, trainer, resume_point),
         stop=stack.enter_context(stop_on_signals(console.print)),
         callbacks=callbacks,
@@ -289,12 +289,38 @@ def _setup(stack: ExitStack, setup: Setup, callbacks: Sequence[Callback]) -> Run
     )
 
 
+def _make_checkpoints(
+    config: Config,
+    folder: RunDir,
+    policy: LSTMWrapper,
+    device: torch.device,
+    console: RunConsole,
+    resume_point: ResumePoint | None,
+) -> SharedCheckpoints:
+    if not ranks.is_main():
+        return SharedCheckpoints(None, config.trainer.num_workers)
+    manager = CheckpointManager(
+        folder,
+        policy_files(config, policy),
+        environment(device),
+        interval=config.trainer.checkpoint_interval,
+        keep=config.trainer.keep_checkpoints,
+        alarm=console.alarm,
+        resumed_from=resume_point and resume_point.checkpoint,
+    )
+    return SharedCheckpoints(manager, config.trainer.num_workers)
+
+
 def _create_folder(stack: ExitStack, setup: Setup, policy: LSTMWrapper, teachers: Iterable[Teacher]) -> RunDir:
-    """Create and lock the folder of a new run, with copies of its teachers."""
-    folder = create_run_dir(setup.config, _name_of(setup.config), setup.command, policy)
+    """Create and lock the folder of a new run, with copies of its teachers. Rank 0 does; the others get its path."""
+    if not ranks.is_main():
+        return RunDir(ranks.broadcast(Path()))
+    folder = create_run_dir(setup.config, name_of_run(setup.config), setup.command, policy)
     for teacher in teachers:
         folder.keep_teacher(teacher.name, teacher.files)
     stack.enter_context(folder.locked())
+    mark_launch(folder.path)
+    ranks.broadcast(folder.path)
     return folder
 
 
@@ -309,7 +335,8 @@ def _make_console(
         first_iteration=0 if resume_point is None else resume_point.checkpoint.iteration,
         precision=config.policy.precision,
         learning=LearningAlarms(config, spec),
-        quiet=setup.quiet,
+        quiet=setup.quiet or not ranks.is_main(),
+        label="" if ranks.is_main() else f"rank {ranks.rank()}: ",
     )
 
 
@@ -321,6 +348,8 @@ def _make_logger(
     trainer: Trainer,
     resume_point: ResumePoint | None,
 ) -> MetricsLogger:
+    if not ranks.is_main():
+        return MetricsLogger(None, None, {"iteration": trainer.iteration, "global_step": trainer.global_step})
     modes, trackers = _tracker_modes(config), None
     try:
         if modes:
@@ -351,13 +380,9 @@ def _evaluate_if_due(run: Run) -> Metrics:
     # The final evaluation follows the last iteration. Where no episode ends, an evaluation would not either.
     if not interval or iteration % interval or iteration == run.trainer.iterations or not run.trainer.episodes:
         return {}
+    if not ranks.is_main():
+        return {}
     return periodic_evaluation(run.config, run.policy, run.device, log=run.console.print)
-
-
-def _score_of(config: Config, metrics: Metrics) -> tuple[bool, float | None]:
-    """Return whether the weights were evaluated, and their score: of the evaluation, or else of training."""
-    score = metrics.get("eval/return_mean" if config.trainer.eval_interval else "charts/episodic_return")
-    return "eval/return_mean" in metrics, None if score is None else float(score)
 
 
 def _final_evaluation(run: Run) -> Metrics:
@@ -371,29 +396,5 @@ def _final_evaluation(run: Run) -> Metrics:
 
 def _error_file(config: Config, resume_point: ResumePoint | None) -> Path:
     """Return the file for the traceback of a run that cannot be set up; a new run has no other."""
-    folder = new_folder(config, _name_of(config)) if resume_point is None else resume_point.folder.path
+    folder = new_folder(config, name_of_run(config)) if resume_point is None else resume_point.folder.path
     return folder / ERRORS
-
-
-def _name_of(config: Config) -> str:
-    if config.run:
-        return config.run
-    world = re.sub(r"[^\w.+-]+", "-", config.world.name)
-    return f"{world}-{datetime.now():%Y%m%d-%H%M%S}"
-
-
-def _print_banner(console: RunConsole, config: Config, folder: RunDir, recipe: str, warnings: Iterable[str]) -> None:
-    if config.run and folder.path.name != config.run:
-        console.print(f"{config.runs_dir}/{config.run} exists; this run is {folder.path.name}.")
-    workers = config.trainer.num_workers
-    console.print(
-        f"run {folder.path} · {config.world.name} · {config.world.agents} agent{'s' * (config.world.agents > 1)}"
-        f"{f' in {workers} worker' + 's' * (workers > 1) if workers else ''} · "
-        f"{config.iterations} iteration{'s' if config.iterations > 1 else ''} of "
-        f"{config.trainer.batch_size:,} steps · seed {config.seed}{f' · recipe {recipe}' if recipe else ''}"
-    )
-    difference = config_difference(find_recipe(recipe), config) if recipe else None
-    if difference is not None:
-        console.print(difference)
-    for warning in filter(None, warnings):
-        console.print(warning)

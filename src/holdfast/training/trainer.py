@@ -1,11 +1,13 @@
 """Trainer: one rollout-and-update iteration, and all state a checkpoint must hold."""
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
 import torch
 
+from holdfast import ranks
 from holdfast.checkpoint.format import Checkpoint, TrainingSnapshot
 from holdfast.checkpoint.run_dir import load_weights
 from holdfast.checkpoint.serialization import CorruptFileError, clone_tree
@@ -22,11 +24,13 @@ from holdfast.rollout import Collector, Segments
 from holdfast.rollout.nan_checks import report_outside_box
 from holdfast.rollout.statistics import Throughput
 from holdfast.state_tree import get_field
+from holdfast.training.distributed import SlowRanks, own_agents, own_memories
 from holdfast.types import Tensor
 from holdfast.worlds import World
 from holdfast.worlds.obs import has_bounds
+from holdfast.worlds.reshard import part_of_rank
 from holdfast.worlds.save_restore import save_world
-from holdfast.worlds.step import Restarted
+from holdfast.worlds.step import AsyncWorld, Restarted
 
 MISMATCH_ERRORS = (ContractError, LookupError, TypeError, ValueError, RuntimeError, AttributeError, OverflowError)
 """Exceptions raised when a checkpoint does not match this run."""
@@ -56,6 +60,7 @@ class Trainer:
         """Finished episodes."""
         self._numbers: dict[str, float] = {}
         self._worker_error: WorkerError | None = None
+        self._slow_ranks = SlowRanks()
         self._checks_boxes = has_bounds(world.spec.observation_space)
         trainer = config.trainer
         self._monitor = TrainingMonitor(policy, world.agents, trainer.monitor, total_steps=config.steps)
@@ -105,7 +110,9 @@ class Trainer:
         if self._worker_error is not None:
             raise self._worker_error
         with self._monitor.resets.track():
+            start = time.perf_counter()
             segments = self._collector.rollout(version=self.iteration)
+        self._notices.alarm(self._slow_ranks.check(time.perf_counter() - start))
         self._notices.rollout(segments, self.iteration)
         if self._checks_boxes:
             report = report_outside_box(segments, self._collector.world.spec.observation_space)
@@ -118,7 +125,11 @@ class Trainer:
         """Check replay and clear on a rollout, in iterations where `trainer.check` is due; return metrics."""
         if not is_due(self._config.trainer.check, self.iteration):
             return {}
-        return check_segments(self._policy, segments)
+        checks = check_segments(self._policy, segments)
+        # Whether there was a reset to check depends on the rank.
+        names = ("memory/check_replay", "memory/check_clear")
+        errors = ranks.reduce(torch.tensor([checks.get(name, -1.0) for name in names]).double(), "max").tolist()
+        return {name: error for name, error in zip(names, errors, strict=True) if error >= 0}
 
     def update(self, segments: Segments) -> dict[str, int | float]:
         """Update the policy on a rollout, which completes the iteration; return its metrics."""
@@ -134,7 +145,8 @@ class Trainer:
             )
             losses |= self._learner.refresh(segments, collector, config)
         self._notices.update(iteration, losses)
-        self.global_step += segments.num_valid
+        num_valid = int(ranks.reduce(segments.steps["valid"].sum()))
+        self.global_step += num_valid
         self.iteration += 1
         episodes = collector.episodes.pop()
         self.episodes += episodes["charts/episodes"]
@@ -143,7 +155,7 @@ class Trainer:
             {
                 "iteration": self.iteration,
                 "global_step": self.global_step,
-                **self._throughput.pop(collector.timer, segments.num_valid),
+                **self._throughput.pop(collector.timer, num_valid),
                 **_scheduled_values(self._config, config, self._numbers),
                 **episodes,
                 **losses,
@@ -165,7 +177,7 @@ class Trainer:
             "collector": self._collector.state(),
             "learner": self._learner.state(),
             "monitor": self._monitor.state(),
-            "rng": _rng_state(self._device),
+            "rng": rng_state(self._device),
         }
         memories = {
             "policy": self._policy.store.snapshot().as_tree(),
@@ -189,10 +201,28 @@ class Trainer:
             self._worker_error = error
             return None
 
+    def _own_part(self, trainer: Any, memories: Any, world: Any) -> tuple[Any, Any, Any]:
+        """Return what a checkpoint holds of this rank's agents."""
+        if ranks.count() > 1 and world is not None:
+            pool, group_count = self._collector.world, 1
+            if isinstance(pool, AsyncWorld):
+                group_count = len(pool.groups)
+            workers = self._config.trainer.num_workers
+
+            def current() -> Any:
+                state = save_world(pool)
+                return state["shards"][0][0] if workers and state is not None else state
+
+            world = part_of_rank(
+                world, ranks.rank(), ranks.count(), workers=workers, groups=group_count, current=current
+            )
+        return own_agents(trainer, self._config.world.agents), own_memories(memories, self._config.world.agents), world
+
     def restore(self, saved: Checkpoint) -> Restarted | None:
         """Restore a checkpoint; return the agents whose worlds could not be restored: they start new episodes."""
         trainer, memories, world = saved.trainer(), saved.memories(), saved.world()
         try:
+            trainer, memories, world = self._own_part(trainer, memories, world)
             load_weights(self._policy, saved.path / "model.safetensors")
             # Before the collector clears the memory of agents that start new episodes.
             self._policy.store.restore_tree(get_field(memories, "policy", dict))
@@ -224,7 +254,7 @@ class Trainer:
         return restarted
 
 
-def _rng_state(device: torch.device) -> dict[str, Tensor]:
+def rng_state(device: torch.device) -> dict[str, Tensor]:
     """Return the state of torch's global generators, which policies with dropout draw from."""
     cuda = {"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {}
     return {"cpu": torch.get_rng_state()} | cuda

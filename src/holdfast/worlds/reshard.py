@@ -1,4 +1,4 @@
-"""Divide the saved state of a world again, by agent, for another number of workers or groups."""
+"""Divide the saved state of a world again, by agent, for another number of workers, groups or ranks."""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
@@ -42,6 +42,51 @@ def reshard(state: State, workers: int, groups: int, current: Callable[[], Any])
         return _divide(shards, current(), count, "state()")
     except ValueError as error:
         raise ConfigError(f"The saved world cannot be divided into {count} shards: {error}; type {keys}.") from error
+
+
+def join_ranks(states: Sequence[State | None], num_workers: int) -> dict[str, Any] | None:
+    """Join the states of the ranks' worlds as that of one world in worker processes; None: one of them has none.
+
+    Without `num_workers`, each rank's world is one shard.
+    """
+    parts = [state for state in states if state is not None]
+    if len(parts) != len(states):
+        return None
+    if not num_workers:
+        steps = get_field(parts[0], "steps", int)
+        shards, counts, clocks = [list(parts)], [0], [steps] * len(parts)
+    else:
+        by_rank = [get_field(state, "shards", list) for state in parts]
+        shards = [list(chain.from_iterable(rank[number] for rank in by_rank)) for number in range(num_workers)]
+        counts = [
+            max(pair) for pair in zip(*(get_field(state, "restart_counts", list) for state in parts), strict=True)
+        ]
+        clocks = list(chain.from_iterable(get_field(state, "clocks", list) for state in parts))
+    return {
+        "workers": len(shards),
+        "groups": len(shards[0]),
+        "clocks": clocks,
+        "restart_counts": counts,
+        "shards": shards,
+    }
+
+
+def part_of_rank(
+    state: State, rank: int, ranks: int, *, workers: int, groups: int, current: Callable[[], Any]
+) -> dict[str, Any]:
+    """Return the state of one rank's world, of the state that `join_ranks` or a single process saved."""
+    shards = reshard(state, workers, groups * ranks, current)
+    own = shards[rank * groups * max(1, workers) :][: groups * max(1, workers)]
+    if not workers:
+        return own[0]
+    clock = max(get_field(state, "clocks", list)) if "shards" in state else get_field(state, "steps", int)
+    return {
+        "workers": workers,
+        "groups": groups,
+        "clocks": [clock] * groups,
+        "restart_counts": [0] * workers,
+        "shards": [own[number::workers] for number in range(workers)],
+    }
 
 
 def _divide(parts: Sequence[Any], like: Any, count: int, path: str) -> list[Any]:

@@ -20,7 +20,7 @@ from holdfast.check.adapters.generic import random_box
 from holdfast.check.compare import State
 from holdfast.check.script import Script, StepBatch
 from holdfast.evaluation.evaluate import evaluate
-from holdfast.learn import replay
+from holdfast.learn import Learner, replay
 from holdfast.memory import MultiCell
 from holdfast.policies import LSTMWrapper, make_policy
 from holdfast.policies.recurrent_policy import PolicyBatch
@@ -120,6 +120,7 @@ class HoldfastPolicy(PolicyAdapter):
     module: LSTMWrapper
     collector: type[Collector] = Collector
     replay_fn: Callable[[LSTMWrapper, Segments], PolicyBatch] = staticmethod(replay)
+    learner: type[Learner] = Learner
     evaluate_fn: Callable[..., object] = staticmethod(evaluate)
 
     def __init__(self, policy: LSTMWrapper, spec: WorldSpec) -> None:
@@ -233,6 +234,10 @@ class HoldfastPolicy(PolicyAdapter):
             self.evaluate_fn(self.module, ScriptedWorld(self.spec, script), episodes=episodes)
         return torch.stack(outputs, dim=1)
 
+    def scripted_world(self, script: Script, first_agent: int) -> "ScriptedWorld":
+        """Make a world that plays a script to some agents, of which the first has a number."""
+        return ScriptedWorld(self.spec, script, first_agent)
+
     def memory_modules(self) -> Sequence[nn.Module]:
         """Return the cells, which read encoded observations."""
         cell = self.module.lstm.cell
@@ -246,7 +251,8 @@ class HoldfastPolicy(PolicyAdapter):
 class ScriptedWorld:
     """A world that plays a script, whatever the actions."""
 
-    def __init__(self, spec: WorldSpec, script: Script) -> None:
+    def __init__(self, spec: WorldSpec, script: Script, first_agent: int = 0) -> None:
+        self._first_agent = first_agent
         self.agents, self.script, self._observations = script.agents, script, RandomObs(spec)
         self.spec = replace(spec, truncates="always" if bool(script.truncated.any()) else "never")
         self._clock = 0
@@ -263,7 +269,7 @@ class ScriptedWorld:
 
     def _read(self) -> Step:
         t, batch = self._clock, self.script.at(self._clock)
-        agent = torch.arange(self.agents, device=batch.first.device)
+        agent = self._first_agent + torch.arange(self.agents, device=batch.first.device)
         return Step(
             obs=self._observations.show(batch.obs),
             reward=rng.uniform(0, rng.STREAM_WORLD, agent, t),

@@ -172,11 +172,13 @@ class WorkerGroup:
         groups: tuple[Int[Tensor, " _"], ...],
         workers: int,
         *,
+        first_agent: int | None = None,
         seed: int,
         timeout: float,
         restart: bool,
         log: Callable[[str], object],
     ) -> None:
+        self._first_agent = first_agent
         self._name, self._options, self._groups, self._seed = name, dict(options), groups, seed
         self._name_source = replace(current_source(), imported=frozenset(sys.modules))
         self._timeout, self._restart, self.log = timeout, restart, log
@@ -218,9 +220,10 @@ class WorkerGroup:
         if restarts:
             # A restarted worker must not run into the same crash.
             seed = rng.derive_seed(seed, rng.STREAM_RESTARTED, restarts)
-        is_whole = self.shard_size == sum(map(len, self._groups))
+        is_whole = self._first_agent is None and self.shard_size == sum(map(len, self._groups))
+        first = self._first_agent or 0
         shards = [
-            Shard(self._name, self._options, int(rows[0]), len(rows), seed, is_whole, self._name_source)
+            Shard(self._name, self._options, first + int(rows[0]), len(rows), seed, is_whole, self._name_source)
             for rows in self.rows_of(number)
         ]
         return {"shards": shards, "context": ProcessContext.current()}

@@ -30,7 +30,7 @@ class WorkerPool(Checked):
 
     Steps are read where workers write them; a step stays valid until its group has acted twice. A worker that raises,
     is silent for `timeout` seconds or dies is a `WorkerError`. With `restart` it is restarted instead: the episodes of
-    its agents are truncated, and new ones start.
+    its agents are truncated, and new ones start. `first_agent` numbers the agents of a rank; None: they are all agents.
     """
 
     def __init__(
@@ -45,6 +45,7 @@ class WorkerPool(Checked):
         device: str | torch.device = "cpu",
         timeout: float = 120.0,
         restart: bool = False,
+        first_agent: int | None = None,
         log: Callable[[str], object] = warnings.warn,
     ) -> None:
         if agents % (workers * groups) or not agents:
@@ -57,7 +58,15 @@ class WorkerPool(Checked):
         # Agents within an episode: only these are truncated by a restart.
         self._in_episode = torch.zeros(agents, dtype=torch.bool)
         self._workers = WorkerGroup(
-            name, options, self.groups, workers, seed=seed, timeout=timeout, restart=restart, log=log
+            name,
+            options,
+            self.groups,
+            workers,
+            first_agent=first_agent,
+            seed=seed,
+            timeout=timeout,
+            restart=restart,
+            log=log,
         )
         try:
             self.spec = self._make_worlds()
@@ -70,7 +79,7 @@ class WorkerPool(Checked):
         """Process ids of the workers."""
         return [connection.process.pid for connection in self._workers.connections]
 
-    def set_log(self, log: Callable[[str], object], crash_log: Path) -> None:
+    def set_log(self, log: Callable[[str], object], crash_log: Path | None) -> None:
         """Send restart messages to `log`, and append the errors of crashed workers to `crash_log`."""
         self._workers.log, self._workers.crash_log = log, crash_log
 
