@@ -46,8 +46,16 @@ with torch.no_grad():
         obs, times = torch.randn(2, 8), {"timestep": t, "timesteps": 9}
         actions, _ = agent.act(obs, None, **times)
         agent.record_transition(
-            observations=obs, states=None, actions=actions, rewards=torch.zeros(2, 1), next_observations=obs,
-            next_states=None, terminated=never, truncated=never, infos={}, **times,
+            observations=obs,
+            states=None,
+            actions=actions,
+            rewards=torch.zeros(2, 1),
+            next_observations=obs,
+            next_states=None,
+            terminated=never,
+            truncated=never,
+            infos={},
+            **times,
         )
 stored = memory.get_tensor_by_name("rnn_policy_0")
 print([float((stored[t].flatten(1) - read[t]).abs().max()) for t in range(4)])

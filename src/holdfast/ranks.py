@@ -6,7 +6,7 @@ Every collective call is made by all ranks, in the same order.
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -196,7 +196,7 @@ def broadcast(value: T) -> T:
 
 
 @torch.no_grad()
-def average_gradients(weights: list[Tensor], *numbers: Tensor) -> list[Tensor]:
+def average_gradients(weights: Sequence[Tensor], *numbers: Tensor) -> list[Tensor]:
     """Sum the gradients of all ranks, and some numbers, in one call; return the numbers.
 
     Each rank's loss is its share of the mean over all ranks, so the sum is the gradient of that mean.

@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import distributed
@@ -107,7 +107,7 @@ def on_ranks(count: int, function: Callable[[int], Numbers]) -> list[Numbers]:
     errors = [f"rank {rank}: {result}" for rank, result in enumerate(results) if isinstance(result, str)]
     if errors:
         raise ContractError(errors[0])
-    return results
+    return cast("list[Numbers]", results)
 
 
 def _fork(rank: int, count: int, function: Callable[[int], Numbers], folder: Path) -> int:
