@@ -79,7 +79,7 @@ def test_broken_law_fails_the_test(project):
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
         [
-            "2 of 9 laws of memory are broken: clear, pure.",
+            "2 of 10 laws of memory are broken: clear, pure.",
             "law *measured *bound *what was measured",
             "cut *✓*",
             "clear *✗ *clear, rollout",
@@ -201,7 +201,7 @@ def test_real_policies_in_workers(pytester):
     result = pytester.runpytest_subprocess("-n1", "--strict-markers")
     result.assert_outcomes(passed=1, failed=1, errors=1)
     result.stdout.fnmatch_lines(["*::test_wrong: relax_law('cut') gives no reason; write *"])
-    lines = ["1 of 9 laws of memory is broken: clear.", "clear: *must be 0*", "pattern (*", "  write: *"]
+    lines = ["1 of 10 laws of memory is broken: clear.", "clear: *must be 0*", "pattern (*", "  write: *"]
     result.stdout.fnmatch_lines(lines)
     result.stdout.fnmatch_lines(["*::test_relaxed: relaxed on purpose: restore, because it is never saved"])
     result.stdout.no_fnmatch_line("*torch.__trace*")

@@ -126,6 +126,7 @@ def test_correct_policy_obeys_every_law_and_as_json_has_the_keys():
         "finding",
         "pattern",
         "write",
+        "detail",
         "parts",
     }
     assert laws["replay"].measured <= laws["replay"].bound

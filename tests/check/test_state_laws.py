@@ -43,7 +43,8 @@ def test_replay_compares_every_output_in_every_precision():
     names = {part.what for part in right}
     assert broken(right) == {}
     wrong = state_laws.replay(agent_context(foreign.Agent, foreign.StartsFromZeros))
-    assert set(broken(wrong)) == names
+    # Bootstrap values are computed from a state that is handed over.
+    assert set(broken(wrong)) == {name for name in names if "bootstrap" not in name}
     assert {what.rpartition(", ")[2] for what in names} == {"f64", "f32"}
     assert len(names) > 2
 

@@ -250,7 +250,7 @@ def test_a_log_that_cannot_be_continued_is_named(tmp_path, monkeypatch):
     folder = RunDir(tmp_path)
     (tmp_path / "metrics.jsonl").write_text('{"a": 1}\n')
     state = folder.log_state()
-    monkeypatch.setattr(run_dir, "_checksum", fail)
+    monkeypatch.setattr(run_dir, "file_sha256", fail)
     with pytest.raises(OSError, match=rf"^Could not write {tmp_path}/metrics.jsonl: Input/output error\.$"):
         folder.truncate_logs(state, print)
 

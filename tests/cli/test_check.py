@@ -25,7 +25,7 @@ def test_findings_patterns_and_notes_are_printed_below_the_table(measured, capsy
     assert main(["check", "fast"]) == 1
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     assert lines[0].startswith("law ")
-    assert lines[10:] == [
+    assert lines[11:] == [
         "",
         "clear: clear, rollout: agent 3, step 5, values: 1.5e-02, must be 0 (2 more like it)",
         "",

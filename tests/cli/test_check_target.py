@@ -107,7 +107,7 @@ def test_obs_option_gives_the_observation_shape():
 @pytest.mark.parametrize(
     ("target", "obs", "message"),
     [
-        ("strange_ones:Needs", None, "cannot be made without arguments"),
+        ("strange_ones:Needs", None, "cannot be made (missing a required argument: 'size'); give its arguments"),
         ("strange_ones:number", None, "not int"),
         ("strange_ones:Missing", None, "has no class Missing"),
         ("strange_ons:Core", None, "is it on the Python path"),

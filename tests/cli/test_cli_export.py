@@ -107,7 +107,7 @@ def test_differing_file_is_not_written(run, tmp_path, monkeypatch, capsys):
     [
         (["RUN"], "--to; see holdfast export --help"),
         (["RUN", "--to", "tflite"], "invalid choice: 'tflite'"),
-        (["--to", "onnx"], "required: RUN"),
+        (["--to", "onnx"], "required: TARGET"),
         (["nowhere", "--to", "onnx"], "nowhere is not a folder"),
         (["RUN", "--to", "onnx", "--out", "x.pt2"], "ends in .onnx; try x.onnx."),
         (["RUN", "--to", "onnx", "--out", "nowhere/x.onnx"], "there is no folder nowhere"),

@@ -28,7 +28,7 @@ def make_reach():
 
 
 def make_laws(*broken, explained=True, notes=(), reach=None):
-    """All nine laws; each broken one fails three of its four measurements."""
+    """All laws; each broken one fails three of its four measurements."""
     laws = []
     for name in LAWS:
         parts = [Measurement(f"{name} in general", 0.0, 0.0)]

@@ -194,7 +194,7 @@ def test_load_of_a_user_policy_needs_its_module(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        (None, "is not a folder; give runs/NAME, one of its checkpoints, or hub:owner/name"),
+        (None, "is not a folder; give runs/NAME, one of its checkpoints, hub:owner/name, sb3:model.zip or "),
         ({}, "has no config.json, so it is neither a run nor a checkpoint"),
         ({"model.safetensors": b"", "config.json": b"{}"}, "does not hold the weights of this policy"),
         ({"model.safetensors": b""}, "config.json"),

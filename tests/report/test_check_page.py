@@ -65,9 +65,9 @@ def broken():
 
 
 def test_page_starts_with_the_summary(broken):
-    assert "✗ 2 of 9 laws of memory are broken: clear, pure." in Reader(broken).words
+    assert "✗ 2 of 10 laws of memory are broken: clear, pure." in Reader(broken).words
     words = Reader(check_page(make_laws(), "x")).words
-    assert "✓ All 9 laws of memory hold." in words
+    assert "✓ All 10 laws of memory hold." in words
     assert "Broken laws" not in words
 
 

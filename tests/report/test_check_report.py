@@ -8,9 +8,9 @@ from holdfast.report.check_report import as_text, bound, number, split_finding, 
 
 
 def test_summary_is_one_sentence():
-    assert summary(make_laws()) == "All 9 laws of memory hold."
-    assert summary(make_laws("cut")) == "1 of 9 laws of memory is broken: cut."
-    assert summary(make_laws("cut", "pure")) == "2 of 9 laws of memory are broken: cut, pure."
+    assert summary(make_laws()) == "All 10 laws of memory hold."
+    assert summary(make_laws("cut")) == "1 of 10 laws of memory is broken: cut."
+    assert summary(make_laws("cut", "pure")) == "2 of 10 laws of memory are broken: cut, pure."
 
 
 def test_location_is_split_from_size_for_every_comparison():
@@ -33,12 +33,12 @@ def test_number_and_bound_format():
 
 def test_text_has_table_findings_patterns_and_notes():
     lines = as_text(make_laws("clear", notes=["not measured in float64"])).splitlines()
-    rows = {line.split()[0]: line for line in lines[1:10]}
+    rows = {line.split()[0]: line for line in lines[1:11]}
     assert list(rows) == list(LAWS)
     assert "✗" in rows["clear"]
     assert "✓" not in rows["clear"]
     assert all("✓" in rows[name] for name in LAWS if name != "clear")
-    assert lines[10:] == [
+    assert lines[11:] == [
         "",
         "clear: clear, rollout: agent 3, step 5, values: 1.5e-02, must be 0 (2 more like it)",
         "",

@@ -152,7 +152,9 @@ def _to_observations(segment: Segment) -> list[Measurement]:
                     (gradient,) = torch.autograd.grad(loss, obs, retain_graph=True, allow_unused=True)
                     if gradient is not None:
                         actual[:, column] = (gradient * direction).flatten(1).sum(1)
-            parts += _judge(name, actual, differences, at)
+            # What rounding adds to a difference.
+            noise = 4 * torch.finfo(leaf.dtype).eps / EPSILON * float(leaf.detach().abs().max())
+            parts += _judge(name, actual, differences, at, noise)
     return parts
 
 
@@ -161,12 +163,13 @@ def _moved(segment: Segment, obs: Tensor) -> dict[str, Tensor]:
         return {name: leaf.detach() for name, leaf in segment.outputs(replace(segment.batch, obs=obs)).items()}
 
 
-def _judge(name: str, actual: Tensor, expected: Tensor, at: Tensor) -> list[Measurement]:
+def _judge(name: str, actual: Tensor, expected: Tensor, at: Tensor, noise: float) -> list[Measurement]:
     """Compare gradients `[agent, step]`; an output that sends none at all, even to its own step, is meant so."""
     lag = torch.tensor(AT)[None] - at[:, None]
     scale = expected.abs().max()
     relevant = (expected.abs() > NOISE * scale) & (lag >= 0)
-    error = torch.where(relevant, (actual - expected).abs() / expected.abs().clamp(min=1e-30), 0.0)
+    beyond_noise = ((actual - expected).abs() - noise).clamp(min=0)
+    error = torch.where(relevant, beyond_noise / expected.abs().clamp(min=1e-30), 0.0)
     own = error[lag == 0]
     if not bool(relevant.any()) or bool((own > TOLERANCE).any()):
         return []

@@ -42,6 +42,11 @@ def shard(context: "CheckContext") -> list[Measurement]:
         return [not_measured("training on several ranks", "check in one process, on the CPU of a system with fork")]
     alone = _train(policy, context, AGENTS, 0)
     parts = on_ranks(RANKS, lambda rank: _train(policy, context, AGENTS // RANKS, rank))
+    weights = [part["weights"] for part in parts]
+    same_weights = expect_zero("weights of the ranks after an update", weights[1] - weights[0], "weight", path="shard")
+    if bool(alone["has_drawn"]):
+        reason = 'it draws actions from torch\'s generator, which differs on every rank, and not from td["draws"]'
+        return [same_weights, not_measured(f"a rollout on {RANKS} ranks", reason)]
     measurements = []
     for name in ROLLOUT:
         joined, what = torch.cat([part[name] for part in parts]), f"{name} of a rollout on {RANKS} ranks"
@@ -51,10 +56,9 @@ def shard(context: "CheckContext") -> list[Measurement]:
         else:
             # Its products of matrices have other sizes.
             measurements.append(expect_close(what, joined, alone[name], 1e-9, path="shard"))
-    weights = [part["weights"] for part in parts]
     return [
         *measurements,
-        expect_zero("weights of the ranks after an update", weights[1] - weights[0], "weight", path="shard"),
+        same_weights,
         expect_close(
             f"weights after an update on {RANKS} ranks", weights[0], alone["weights"], UPDATE_BOUND, path="shard"
         ),
@@ -67,7 +71,7 @@ def has_gloo() -> bool:
 
 
 def _train(policy: PolicyCopy, context: "CheckContext", agents: int, rank: int) -> Numbers:
-    """Train one iteration on some agents of the script; return the rollout and the weights."""
+    """Train one iteration on some agents of the script; return the rollout, the weights, and who drew the actions."""
     adapter: Any = policy.unused_copy().adapter
     module: LSTMWrapper = adapter.module
     config = TrainerConfig(
@@ -81,12 +85,15 @@ def _train(policy: PolicyCopy, context: "CheckContext", agents: int, rank: int) 
         script = policy.to_policy(context.script)[rank * agents : (rank + 1) * agents]
         world = adapter.scripted_world(script, first_agent=rank * agents)
         collector = adapter.collector(world, module, length=STEPS, horizon=HORIZON, seed=0)
+        generator = torch.get_rng_state()
         segments = collector.rollout(0)
+        has_drawn = not torch.equal(generator, torch.get_rng_state())
         rollout = {name: segments.steps[name].unflatten(0, segments.agent_shape).flatten(1, 2) for name in ROLLOUT}
         rollout = {name: leaf.clone() for name, leaf in rollout.items()}
         adapter.learner(module, config, seed=0).update(segments)
         with torch.no_grad():
-            return rollout | {"weights": torch.cat([weight.flatten().double() for weight in module.parameters()])}
+            weights = torch.cat([weight.flatten().double() for weight in module.parameters()])
+            return rollout | {"weights": weights, "has_drawn": torch.tensor(has_drawn)}
 
 
 def on_ranks(count: int, function: Callable[[int], Numbers]) -> list[Numbers]:

@@ -146,7 +146,7 @@ def test_all_laws_hold_in_every_space(spec):
     torch.manual_seed(0)
     laws = holdfast.check(Fast(spec, hidden_size=16), OnlySpec(spec=spec))
     assert laws.ok, {name: law.finding for name, law in laws.items() if not law.ok}
-    assert len(laws) == 9
+    assert len(laws) == 10
     assert laws["carry"].measured > 0
 
 

@@ -62,7 +62,7 @@ def test_fits_recurrent_policies_only(library):
 
 
 def test_unsupported_policies_are_an_error(library):
-    with pytest.raises(ConfigError, match=r"not Linear; of a RecurrentPPO give its `\.policy`"):
+    with pytest.raises(ConfigError, match=r"checks a RecurrentPPO or its RecurrentActorCriticPolicy, not Linear"):
         SB3(nn.Linear(4, 3))
     with pytest.raises(ConfigError, match="Discrete or Box action space, not MultiBinary"):
         SB3(StubPolicy(gymnasium.spaces.MultiBinary(2)))

@@ -118,7 +118,8 @@ def zero_state(core: Any, rows: int) -> State:
         layers = (core.num_layers * (2 if core.bidirectional else 1),)
     hidden = core.proj_size or core.hidden_size if isinstance(core, nn.RNNBase) else core.hidden_size
     h, c = (torch.zeros(*layers, rows, size, dtype=weight.dtype) for size in (hidden, core.hidden_size))
-    return (h, c) if isinstance(core, nn.LSTM | nn.LSTMCell) else h
+    has_cell = core.mode == "LSTM" if isinstance(core, nn.RNNBase) else isinstance(core, nn.LSTMCell)
+    return (h, c) if has_cell else h
 
 
 @contextmanager

@@ -111,7 +111,7 @@ def test_a_trial_that_raises_is_tried_again_once_and_the_others_go_on(sweep):
     training.events = {"trial-000-seed-5": ValueError("no luck"), "trial-001-seed-5": ValueError("x")}
     work()
     assert states(store) == ["FAIL", "FAIL", "COMPLETE", "COMPLETE", "COMPLETE"]
-    assert store.all()[0].user_attrs["error"].startswith("ValueError: no luck (test_worker.py:")
+    assert store.all()[0].user_attrs["error"].startswith("ValueError: no luck (test_sweep_worker.py:")
     assert [trial.user_attrs["index"] for trial in store.all()] == [0, 1, 2, 0, 1]
 
 

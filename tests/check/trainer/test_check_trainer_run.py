@@ -121,7 +121,7 @@ def raises(envs):
         (idle, ContractError, "took no step"),
         (no_memory, ContractError, "No recurrent module was called"),
         (endless, ContractError, "4096 steps"),
-        (raises, ContractError, r"The trainer raised ValueError: three lines \(test_run.py:\d+\)"),
+        (raises, ContractError, r"The trainer raised ValueError: three lines \(test_check_trainer_run.py:\d+\)"),
         (lambda: None, ConfigError, "takes no environments"),
         (lambda envs: envs.step([0] * 8), ContractError, "step before reset"),
         (lambda envs: (envs.reset(), envs.step([0])), ContractError, "1 actions for 8 environments"),
