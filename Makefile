@@ -27,11 +27,11 @@ smoke: $(READY)
 
 slow: $(READY) $(VENV)/.envpool $(VENV)/tensordict-oldest/.ready $(VENV)/peers/.ready
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
-	PYTHONPATH=$(VENV)/tensordict-oldest $(BIN)/python -m pytest -n 2 -m "not slow" \
+	PYTHONPATH=$(CURDIR)/$(VENV)/tensordict-oldest $(BIN)/python -m pytest -n 2 -m "not slow" \
 		--ignore tests/memory/kernels tests/memory tests/rollout tests/learn \
 		tests/policies/test_lstm_wrapper.py tests/policies/test_recurrent_policy.py tests/policies/test_binding.py \
 		tests/check/adapters/test_libraries.py
-	PYTHONPATH=$(VENV)/peers $(BIN)/python -m pytest -n 2 tests/integrations tests/play/test_sb3_policy.py \
+	PYTHONPATH=$(CURDIR)/$(VENV)/peers $(BIN)/python -m pytest -n 2 tests/integrations tests/play/test_sb3_policy.py \
 		tests/play/test_rsl_rl_policy.py tests/integration/test_examples.py
 
 lint: $(READY)

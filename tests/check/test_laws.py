@@ -39,6 +39,7 @@ MEASUREMENTS = {
         "gradient from replay into an earlier replay",
         "gradient of values in a replay",
         "gradient of full_log_probs in a replay",
+        "hand-written backward of _GatherRows against finite differences",
         "gradient of values to earlier observations against finite differences",
         "gradient of full_log_probs to earlier observations against finite differences",
         "gradients of all parameters against finite differences",
@@ -104,6 +105,13 @@ MEASUREMENTS = {
         *in_both("live segments against steps", *CELL),
         "outputs compiled against eager, f64",
         "gradients compiled against eager, f64",
+    ],
+    "shard": [
+        "actions of a rollout on 2 ranks",
+        "act_log_prob of a rollout on 2 ranks",
+        "values of a rollout on 2 ranks",
+        "weights of the ranks after an update",
+        "weights after an update on 2 ranks",
     ],
 }
 

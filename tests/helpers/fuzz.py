@@ -155,7 +155,9 @@ def report(folder):
     if main(["report", str(folder)]):
         return None
     page = Page((folder / "report.html").read_text())
-    assert (page.loads, page.handlers, page.tags.count("script")) == ([], [], 2)
+    assert (page.loads, page.handlers) == ([], [])
+    # Data and code of the page, and of its viewer where the world has one.
+    assert page.tags.count("script") in (2, 4)
     return "a page"
 
 

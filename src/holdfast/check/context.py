@@ -209,7 +209,7 @@ def _copy(adapter: PolicyAdapter, dtype: torch.dtype, conditions: Conditions) ->
 def _perturb(policy: PolicyCopy) -> PolicyCopy:
     """Add noise to the weights: outputs of a new policy are so small that float32 rounds its errors away."""
     generator = torch.Generator().manual_seed(3)
-    for weight in policy.adapter.module.parameters():
+    for weight in (policy.unused or policy.adapter).module.parameters():
         fan_in = max(weight[0].numel(), 1) if weight.dim() > 1 else 10
         weight += torch.randn(weight.shape, generator=generator).to(weight) / fan_in**0.5
-    return policy
+    return policy.unused_copy()

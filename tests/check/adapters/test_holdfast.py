@@ -71,6 +71,9 @@ def test_random_obs_of_a_dict_are_drawn_flat_and_shown_as_a_tree():
         assert (obs["more", "0"].shape, obs["more", "0"].dtype) == ((3, 2), torch.int64)
         assert obs["more", "2"][..., 0].min() >= 5
     assert random_obs.show(flat)["vector"].equal(flat[..., -3:])
+    huge = random_obs.show(1000 * flat)
+    assert huge["vector"].equal(1000 * flat[..., -3:])
+    assert all(TREE["more"][at].contains(huge["more", str(at)][0, 0].numpy()) for at in (0, 2))
     assert random_obs.show(flat[:, 0])["picture"].equal(random_obs.show(flat)["picture"][:, 0])
 
 

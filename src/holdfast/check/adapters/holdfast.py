@@ -64,9 +64,12 @@ class RandomObs:
         sizes = [math.prod(space.shape or ()) for space in self.leaves.values()]
         obs = TensorDict({}, batch_size=batch)
         for (path, space), leaf in zip(self.leaves.items(), drawn.split(sizes, -1), strict=True):
-            dtype = _integer_dtype(space)
-            leaf = leaf if dtype is None else leaf.round().to(dtype)
-            obs[path] = leaf.reshape(*batch, *(space.shape or ()))
+            dtype, leaf = _integer_dtype(space), leaf.reshape(*batch, *(space.shape or ()))
+            if dtype is not None:
+                # Laws scale observations; an integer outside its space has no embedding.
+                low, high = (torch.tensor(bound).to(leaf) for bound in space_bounds(space))
+                leaf = leaf.round().clamp(low, high).to(dtype)
+            obs[path] = leaf
         return obs
 
 

@@ -1,6 +1,7 @@
 """Adapter of modules `(x, state) -> (y, state)`, with or without episode starts, in any order and layout."""
 
 import copy
+import warnings
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
@@ -135,7 +136,10 @@ class RawModule(PolicyAdapter):
                 for own in (False, True):
                     self._own_initial = own and self._make_initial is None
                     try:
-                        two, three = (self._state_of(rows, candidate, dtype) for rows in (2, 3))
+                        # A warning does not mean that a call does not fit, not even where warnings are errors.
+                        with warnings.catch_warnings():
+                            warnings.simplefilter("ignore")
+                            two, three = (self._state_of(rows, candidate, dtype) for rows in (2, 3))
                         self._takes_none = not own and self._make_initial is None
                         return candidate, dtype, two, RowAxes.infer(two, three)
                     except Exception as error:
@@ -153,6 +157,8 @@ class RawModule(PolicyAdapter):
         entry = None
         if self._make_initial is not None or self._own_initial:
             entry = self.initial(rows)
+            if not state_leaves(entry):
+                raise ContractError("it has no method that makes an initial state")
         with torch.no_grad(), isolated_rng(0):
             outputs, state = self._call(batch.transposed() if layout == "time first" else batch, entry)
         shapes = [list(leaf.shape) for leaf in outputs.values()]
