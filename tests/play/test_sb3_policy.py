@@ -20,7 +20,7 @@ from stable_baselines3.common.preprocessing import preprocess_obs  # noqa: E402
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor  # noqa: E402
 from stable_baselines3.common.vec_env import DummyVecEnv  # noqa: E402
 
-from holdfast.play.sb3_policy import _preprocessed  # noqa: E402
+from holdfast.play.sb3_policy import _preparation, _preprocessed  # noqa: E402
 
 onnxruntime = pytest.importorskip("onnxruntime")
 pytestmark = [
@@ -133,7 +133,7 @@ def test_observations_are_prepared_as_in_sb3():
     obs = {key: torch.as_tensor(part) for key, part in stack([every.sample() for _ in range(4)]).items()}
     for scaled in (True, False):
         expected = preprocess_obs(obs, every, normalize_images=scaled)
-        actual = _preprocessed(obs, every, scaled)
+        actual = _preprocessed(obs, _preparation(every, scaled))
         assert sorted(actual) == sorted(expected)
         assert all(torch.equal(actual[key], expected[key]) for key in expected)
 

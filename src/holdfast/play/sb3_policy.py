@@ -71,7 +71,7 @@ class SB3Policy(FunctionalPolicy):
         cell = actor_cell if critic is None else MultiCell({"actor": actor_cell, "critic": _cell_of(critic)})
         super().__init__(cell.input_size, cell.hidden_size, cell.num_layers, memory=cell)
         space, action = policy.observation_space, policy.action_space
-        self.normalize_images: bool = policy.normalize_images
+        self.preparation = _preparation(space, policy.normalize_images)
         shares = policy.share_features_extractor
         self.extractors = nn.ModuleList(
             [policy.features_extractor] if shares else [policy.pi_features_extractor, policy.vf_features_extractor]
@@ -94,11 +94,10 @@ class SB3Policy(FunctionalPolicy):
 
     def unroll(self, obs: Obs, first: Mask, state: Any, valid: Mask | None = None) -> PolicyStep:
         """Extract features of all steps, run the LSTMs over time, and compute the heads."""
-        spec, batch = self.binding.spec, first.shape
-        assert spec is not None, "bound when it was made"
+        batch = first.shape
         obs = self._prepare(obs, valid)
         obs = obs if len(batch) == 1 else obs.flatten(0, 1)
-        inputs: Any = _preprocessed(obs, spec.observation_space, self.normalize_images)
+        inputs: Any = _preprocessed(obs, self.preparation)
         features = [extractor(inputs) for extractor in self.extractors]
         pi, vf = features[0], features[-1]
         x = torch.cat([pi, vf], -1) if self.has_critic_memory else pi
@@ -223,18 +222,28 @@ def _action_names(action: spaces.Space[Any]) -> tuple[str, ...]:
     return tuple(str(number) for number in range(int(action.start), int(action.start) + int(action.n)))
 
 
-def _preprocessed(obs: Any, space: spaces.Space[Any], normalize_images: bool) -> Any:
-    """Return what sb3's `preprocess_obs` does: floats, images in [0,1], one-hot discrete observations."""
+def _preparation(space: spaces.Space[Any], normalize_images: bool) -> Any:
+    """Return how observations are prepared, in plain numbers, which an export can record.
+
+    The counts of one-hot columns of a discrete space, a divisor of others, a dictionary of both for a Dict.
+    """
     if isinstance(space, spaces.Dict):
-        return {key: _preprocessed(obs[key], part, normalize_images) for key, part in space.spaces.items()}
+        return {key: _preparation(part, normalize_images) for key, part in space.spaces.items()}
     if isinstance(space, spaces.Discrete):
-        return nn.functional.one_hot(obs.long(), int(space.n)).float()
+        return [int(space.n)]
     if isinstance(space, spaces.MultiDiscrete):
-        columns = zip(obs.long().unbind(1), space.nvec.tolist(), strict=True)
+        return space.nvec.tolist()
+    return 255.0 if normalize_images and _is_image(space) else 1.0
+
+
+def _preprocessed(obs: Any, preparation: Any) -> Any:
+    """Return what sb3's `preprocess_obs` does: floats, images in [0,1], one-hot discrete observations."""
+    if isinstance(preparation, dict):
+        return {key: _preprocessed(obs[key], part) for key, part in preparation.items()}
+    if isinstance(preparation, list):
+        columns = zip(obs.long().reshape(len(obs), -1).unbind(1), preparation, strict=True)
         return torch.cat([nn.functional.one_hot(column, count).float() for column, count in columns], -1)
-    if normalize_images and _is_image(space):
-        return obs.float() / 255.0
-    return obs.float()
+    return obs.float() / preparation
 
 
 def _is_image(space: Any) -> bool:
