@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from holdfast.cuda_graphs import is_recording
 from holdfast.types import Float, Int, Tensor
 
 STREAM_WORLD = 1
@@ -53,7 +54,7 @@ def random_bits(
     """Draw 64 random bits per agent, a function of (seed, stream, agent, step)."""
     key, stream_key = agent.long() * _GOLDEN + _as_signed(seed), _as_signed(stream * _GOLDEN)
     counter = _as_signed(step * _GOLDEN) if isinstance(step, int) else step.long() * _GOLDEN
-    if agent.device.type != "cpu" or agent.dim() == 0:
+    if agent.device.type != "cpu" or agent.dim() == 0 or is_recording():
         return _mix(_mix(_mix(key) + stream_key) + counter)
     # The same with NumPy, which has a quarter of the overhead for each of some forty operations.
     np_counter = counter if isinstance(counter, int) else counter.numpy()
@@ -81,6 +82,19 @@ def permutation(size: int, seed: int, stream: int, step: int, device: torch.devi
     """Draw a permutation of `size` items."""
     items = torch.arange(size, device=device)
     return torch.argsort(random_bits(seed, stream, items, step), stable=True)
+
+
+def generator_of(device: torch.device) -> Tensor:
+    """Return the state of torch's global generator of a device."""
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def set_generator(state: Tensor, device: torch.device) -> None:
+    """Restore the state of torch's global generator of a device."""
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state, device)
+    else:
+        torch.set_rng_state(state)
 
 
 @contextmanager

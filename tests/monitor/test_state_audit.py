@@ -34,7 +34,7 @@ def watch(policy, world, rollouts=3, segments=2):
     """Collect some rollouts; return the metrics of each, all alarms, and the audit."""
     resets, steps = ResetAudit(policy, world.agents), []
     recorder = Overheard(world, steps.append)
-    collector = Collector(recorder, policy, length=segments * T, horizon=T, seed=0, on_step=resets.on_step)
+    collector = Collector(recorder, policy, length=segments * T, horizon=T, seed=0, audit=resets)
     metrics = []
     for version in range(rollouts):
         with resets.track():
@@ -232,7 +232,7 @@ def test_cell_called_twice_counts_one_reset(ticks):
 def test_untracked_resets_are_missing():
     policy, world = make_small(), scripted()
     resets = ResetAudit(policy, world.agents)
-    Collector(world, policy, length=T, horizon=T, seed=0, on_step=resets.on_step).rollout(0)
+    Collector(world, policy, length=T, horizon=T, seed=0, audit=resets).rollout(0)
     metrics = resets.pop_metrics()
     assert metrics["memory/resets"] == 0 < metrics["memory/resets_due"]
 
@@ -241,7 +241,7 @@ def test_resets_of_evaluation_copies_do_not_count():
     world = make_world("recall", agents=4)
     policy = make_policy("fast", world, hidden_size=8)
     resets = ResetAudit(policy, 4)
-    collector = Collector(world, policy, length=T, horizon=T, seed=0, on_step=resets.on_step)
+    collector = Collector(world, policy, length=T, horizon=T, seed=0, audit=resets)
     with resets.track():
         collector.rollout(0)
     evaluate(policy, make_world("recall", agents=4, seed=1), episodes=8)

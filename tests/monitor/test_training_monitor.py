@@ -13,7 +13,7 @@ from holdfast.rollout import Collector
 def collect(interval="every:1"):
     policy, world = make_small(), scripted(agents=6)
     monitor = TrainingMonitor(policy, 6, interval, total_steps=1000)
-    collector = Collector(world, policy, length=16, horizon=8, seed=0, on_step=monitor.resets.on_step)
+    collector = Collector(world, policy, length=16, horizon=8, seed=0, audit=monitor.resets)
     with monitor.resets.track():
         segments = collector.rollout(0)
     return policy, monitor, segments

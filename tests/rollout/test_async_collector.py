@@ -29,7 +29,7 @@ def collect(world, *, lead=0, rollouts=3, clear_on="episode"):
         horizon=HORIZON,
         seed=7,
         burn_in=lead,
-        on_step=resets.on_step,
+        audit=resets,
         trim_tokens=False,
     )
     records = []

@@ -150,6 +150,10 @@ class TrainerConfig(ConfigBase):
     restart_workers: bool = Field(
         default=False, description="restart crashed workers with new episodes and cleared memory (false: stop the run)"
     )
+    cuda_graphs: bool = Field(
+        default=True,
+        description="on a GPU, replay rollouts and minibatches as CUDA graphs; what cannot be recorded is logged",
+    )
     check: Interval = Field(
         default="first",
         description="check replay and clear on stored segments: first (two updates), every:N updates, off",

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from holdfast.config.run import Config
 from holdfast.config.trainer import OptimizerConfig, ScheduleKind, TrainerConfig, with_number
+from holdfast.cuda_graphs import can_record
 from holdfast.errors import ConfigError, ContractError
 from holdfast.policies import LSTMWrapper
 from holdfast.policies.distributions import MultiCategorical
@@ -23,8 +24,12 @@ def make_optimizers(policy: LSTMWrapper, config: OptimizerConfig) -> dict[str, O
 
     Muon (Jordan et al. 2024) optimizes the hidden matrices, at AdamW's learning rate, and AdamW the rest.
     """
-    options = _options(config)
+    options, device = _options(config), next(policy.parameters()).device
     momentum = options.pop("momentum")
+    if can_record(device) and config.name != "muon":
+        # In a CUDA graph numbers are what they were when it was recorded, unless they are tensors.
+        rate = torch.tensor(config.learning_rate, device=device)
+        options |= {"lr": rate, "fused": True, "capturable": device.type == "cuda"}
     if config.name == "adam":
         return {"Adam": torch.optim.Adam(policy.parameters(), **options)}
     if config.name == "adamw":
@@ -36,7 +41,8 @@ def make_optimizers(policy: LSTMWrapper, config: OptimizerConfig) -> dict[str, O
         raise ConfigError("Muon optimizes hidden matrices, and this policy has none; use trainer.optimizer.name=adamw.")
     shared: dict[str, Any] = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
     muon = torch.optim.Muon(matrices, momentum=momentum, adjust_lr_fn="match_rms_adamw", **shared)
-    return {"muon": muon, "adamw": torch.optim.AdamW(rest, **options)}
+    capturable = {"capturable": True} if device.type == "cuda" else {}
+    return {"muon": muon, "adamw": torch.optim.AdamW(rest, **options, **capturable)}
 
 
 def set_options(optimizers: Mapping[str, Optimizer], config: OptimizerConfig) -> None:
@@ -44,7 +50,10 @@ def set_options(optimizers: Mapping[str, Optimizer], config: OptimizerConfig) ->
     options = _options(config)
     for optimizer in optimizers.values():
         for group in optimizer.param_groups:
+            rate = group["lr"]
             group.update({name: option for name, option in options.items() if name in group})
+            if isinstance(rate, Tensor):
+                group["lr"] = rate.fill_(config.learning_rate)
 
 
 def _options(config: OptimizerConfig) -> dict[str, Any]:

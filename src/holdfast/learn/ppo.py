@@ -1,21 +1,24 @@
 """Learner: PPO epochs, minibatches, gradient steps."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import nn
 
 from holdfast import ranks
 from holdfast.config.trainer import PPOConfig, TrainerConfig
+from holdfast.cuda_graphs import can_record
 from holdfast.learn import losses, optimizers
 from holdfast.learn.advantage import Targets, gae, refresh_bootstrap, vtrace
 from holdfast.learn.nan_report import LossFunction, NonFiniteReport
+from holdfast.learn.recorded import RecordedMinibatch
 from holdfast.learn.replay import burn_in_live, burn_in_rows, measure_staleness, recompute, replay
 from holdfast.learn.rewards import RewardNormalizer
 from holdfast.learn.teachers import TeacherOutput
+from holdfast.object_state import copy_leaves
 from holdfast.policies import LSTMWrapper
 from holdfast.policies.recurrent_policy import PolicyBatch
 from holdfast.rollout import Collector, Segments
@@ -109,6 +112,17 @@ def compute_loss(
     )
 
 
+class MinibatchReport:
+    """The metrics of a minibatch, on the device: one tensor, so that the host reads all of them at once."""
+
+    def __init__(self, names: Sequence[str], numbers: Float[Tensor, " names"]) -> None:
+        self.names, self.numbers = names, numbers
+
+    def __getitem__(self, name: str) -> Float[Tensor, ""]:
+        """Return one metric."""
+        return self.numbers[self.names.index(name)]
+
+
 def weighted_mean(reports: Sequence[Mapping[str, Tensor]], shares: Sequence[Tensor]) -> dict[str, Tensor]:
     """Combine the metrics of micro-batches, weighted by their shares of the valid steps of all ranks."""
     if len(reports) == 1 and ranks.count() == 1:
@@ -121,31 +135,34 @@ def weighted_mean(reports: Sequence[Mapping[str, Tensor]], shares: Sequence[Tens
     return metrics
 
 
-def sum_over_ranks(reports: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Tensor]]:
+def sum_over_ranks(reports: Sequence[MinibatchReport]) -> Sequence[MinibatchReport]:
     """Add up the ranks' shares of the metrics of each minibatch, and take the largest of `MAX_METRICS`."""
     if ranks.count() == 1 or not reports:
-        return [dict(report) for report in reports]
-    names = [name for name in reports[0] if name not in MAX_METRICS]
-    numbers = ranks.reduce(torch.stack([torch.stack([report[name].double() for name in names]) for report in reports]))
-    highest = [torch.stack([report[name].double() for name in MAX_METRICS]) for report in reports]
-    highest = ranks.reduce(torch.stack(highest), "max")
-    rows = torch.cat([numbers, highest], dim=1)
-    return [dict(zip([*names, *MAX_METRICS], row, strict=True)) for row in rows]
+        return reports
+    rows, names = torch.stack([report.numbers.double() for report in reports]), reports[0].names
+    highest = ranks.reduce(rows.clone(), "max")
+    is_max = torch.tensor([name in MAX_METRICS for name in names], device=rows.device)
+    rows = torch.where(is_max, highest, ranks.reduce(rows))
+    return [MinibatchReport(names, row) for row in rows]
 
 
-def mean_metrics(reports: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
+def mean_metrics(reports: Sequence[MinibatchReport]) -> dict[str, float]:
     """Return means over minibatches, and the replay errors of the first; the host waits for the device here."""
     if not reports:
         return {"charts/gradient_steps": 0.0}
-    means = {name: _mean(reports, name) for name in reports[0] if name not in MAX_METRICS}
-    return means | {
+    rows = torch.stack([report.numbers for report in reports])
+    first, means = torch.stack([rows[0], rows.mean(0)]).tolist()
+    names = reports[0].names
+    metrics = {name: mean for name, mean in zip(names, means, strict=True) if name not in MAX_METRICS}
+    errors = dict(zip(names, first, strict=True))
+    return metrics | {
         "charts/gradient_steps": len(reports),
-        "memory/replay_error": float(reports[0]["ratio_error"]),
-        "memory/replay_value_error": float(reports[0]["value_error"]),
+        "memory/replay_error": errors["ratio_error"],
+        "memory/replay_value_error": errors["value_error"],
     }
 
 
-def _mean(reports: Sequence[Mapping[str, Tensor]], name: str) -> float:
+def _mean(reports: Sequence[MinibatchReport], name: str) -> float:
     return float(torch.stack([report[name] for report in reports]).mean())
 
 
@@ -161,11 +178,32 @@ class UpdateHooks(Protocol):
         """Called with the gradients before clipping."""
 
 
+class Gradients(NamedTuple):
+    """What the forward and backward pass of a minibatch leave beside the gradients of the weights."""
+
+    rows: Segments
+    targets: Targets
+    loss: Float[Tensor, ""]
+    norm: Float[Tensor, ""]
+    metrics: dict[str, Tensor]
+    values: Float[Tensor, "B T"]
+    log_ratio: Float[Tensor, "B T"]
+
+
 class Learner:
-    """Updates a policy's weights by PPO on segments."""
+    """Updates a policy's weights by PPO on segments.
+
+    With `graphs`, minibatches on a GPU are replayed as a CUDA graph; it is called with the reason if they cannot be.
+    """
 
     def __init__(
-        self, policy: LSTMWrapper, config: TrainerConfig, seed: int, *, clip_reward: float | None = None
+        self,
+        policy: LSTMWrapper,
+        config: TrainerConfig,
+        seed: int,
+        *,
+        clip_reward: float | None = None,
+        graphs: Callable[[str], None] | None = None,
     ) -> None:
         self.policy, self.config, self.seed = policy, config, seed
         self.optimizers = optimizers.make_optimizers(policy, config.optimizer)
@@ -177,6 +215,9 @@ class Learner:
         """Largest initial entry of each weight matrix, for weight clipping."""
         self.clip_reward = clip_reward
         self.reward_normalizer = RewardNormalizer() if config.normalize_reward else None
+        self._recorded: RecordedMinibatch | None = None
+        if graphs is not None and can_record(self._weights[0].device) and ranks.count() == 1:
+            self._recorded = RecordedMinibatch(self, graphs)
 
     def update(
         self,
@@ -196,23 +237,18 @@ class Learner:
         optimizers.set_options(self.optimizers, config.optimizer)
         segments = self._shape_rewards(segments, config.ppo.gamma)
         targets = initial_targets = compute_targets(segments, config.ppo)
-        reports, iteration, epochs = list[dict[str, Tensor]](), int(segments.version[0]), 0
-        for epoch in range(0 if self.policy.needs_statistics else config.update_epochs):
-            if epoch:
-                targets = self._refresh_targets(segments, targets, config)
-            indices = self._minibatch_indices(segments, targets, config, epoch, progress)
-            epoch_reports = []
-            for number, minibatch in enumerate(indices):
-                location = f"iteration {iteration + 1}, epoch {epoch + 1}, minibatch {number + 1}"
-                monitor = hooks if epoch == number == 0 else None
-                part = own_part(*minibatch, len(segments))
-                inputs = (segments, part, targets, config, teacher_outputs, monitor, location)
-                epoch_reports.append(self._minibatch_step(*inputs))
-            epoch_reports = sum_over_ranks(epoch_reports)
-            reports += epoch_reports
-            epochs += 1
-            if config.ppo.target_kl is not None and _mean(epoch_reports, "losses/approx_kl") > config.ppo.target_kl:
-                break
+        recorded, entry_state = self._recorded, segments.entry_state
+        if recorded is not None:
+            segments, targets = recorded.load(segments, targets, config, has_teachers=bool(teacher_outputs))
+        inputs = (segments, targets, config, progress, teacher_outputs, hooks)
+        reports, epochs = self._run_epochs(*inputs)
+        if recorded is not None and not recorded.is_finite():
+            # Again, minibatch by minibatch: the one whose numbers are not finite raises.
+            recorded.undo(segments)
+            reports, epochs = self._run_epochs(*inputs, replays=False)
+        if segments.entry_state is not entry_state:
+            # Recomputed states count as the rollout's.
+            copy_leaves(entry_state, segments.entry_state)
         steps = segments.steps
         explained = losses.explained_variance(steps["values"], initial_targets.returns, steps["valid"])
         # After the last minibatch: until then replays need the statistics of the rollout.
@@ -224,6 +260,40 @@ class Learner:
             "charts/epochs": epochs,
             **(beta if config.sampling.method == "prioritized" else {}),
         }
+
+    def _run_epochs(
+        self,
+        segments: Segments,
+        targets: Targets,
+        config: TrainerConfig,
+        progress: float,
+        teacher_outputs: Sequence[TeacherOutput],
+        hooks: UpdateHooks | None,
+        *,
+        replays: bool = True,
+    ) -> tuple[list[MinibatchReport], int]:
+        """Take the gradient steps of an update; return their metrics and the number of epochs."""
+        reports, iteration, epochs = list[MinibatchReport](), int(segments.version[0]), 0
+        recorded = self._recorded if replays else None
+        for epoch in range(0 if self.policy.needs_statistics else config.update_epochs):
+            if epoch:
+                targets = self._refresh_targets(segments, targets, config)
+            epoch_reports = []
+            for number, minibatch in enumerate(self._minibatch_indices(segments, targets, config, epoch, progress)):
+                monitor = hooks if epoch == number == 0 else None
+                report = None if recorded is None or monitor is not None else recorded.step(minibatch, targets)
+                if report is None:
+                    location = f"iteration {iteration + 1}, epoch {epoch + 1}, minibatch {number + 1}"
+                    part = own_part(*minibatch, len(segments))
+                    inputs = (segments, part, targets, config, teacher_outputs, monitor, location)
+                    report = self._minibatch_step(*inputs)
+                epoch_reports.append(report)
+            epoch_reports = sum_over_ranks(epoch_reports)
+            reports += epoch_reports
+            epochs += 1
+            if config.ppo.target_kl is not None and _mean(epoch_reports, "losses/approx_kl") > config.ppo.target_kl:
+                break
+        return reports, epochs
 
     def _shape_rewards(self, segments: Segments, gamma: float) -> Segments:
         """Clip and normalize the rewards of a rollout, as the config says."""
@@ -306,7 +376,7 @@ class Learner:
         teacher_outputs: Sequence[TeacherOutput],
         monitor: UpdateHooks | None,
         location: str,
-    ) -> dict[str, Tensor]:
+    ) -> MinibatchReport:
         """Take one gradient step; raise before a non-finite gradient reaches the weights."""
         (index, weights), ppo = minibatch, config.ppo
         has_rows = len(index) > 0
@@ -317,6 +387,24 @@ class Learner:
         if not has_rows:
             rows.steps["valid"] = torch.zeros_like(rows.steps["valid"])
         teacher_outputs = [teacher.rows(index) for teacher in teacher_outputs]
+        gradients = self.compute_gradients(rows, weights, targets, config, teacher_outputs, monitor)
+        if not bool(torch.isfinite(gradients.norm + gradients.loss)):
+            batch = (gradients.rows, gradients.targets, teacher_outputs)
+            report = NonFiniteReport(self.policy, segments, index, *batch, self._loss_function(ppo))
+            report.raise_of_all_ranks(location, batch_size=-(-len(rows) // config.accumulate))
+        return self.take_step(gradients, segments, index if has_rows else None, config)
+
+    def compute_gradients(
+        self,
+        rows: Segments,
+        weights: Float[Tensor, " B"] | None,
+        targets: Targets,
+        config: TrainerConfig,
+        teacher_outputs: Sequence[TeacherOutput] = (),
+        monitor: UpdateHooks | None = None,
+    ) -> "Gradients":
+        """Compute the gradients of a minibatch, clipped; the host does not wait for the device."""
+        ppo = config.ppo
         if config.stale == "burn_in":
             rows = burn_in_rows(self.policy, rows)
         if ppo.advantage == "vtrace":
@@ -329,18 +417,21 @@ class Learner:
         if monitor is not None:
             monitor.on_gradients(self.policy)
         norm = nn.utils.clip_grad_norm_(self._weights, ppo.max_grad_norm)
-        if not bool(torch.isfinite(norm + loss)):
-            batch = (rows, targets, teacher_outputs)
-            report = NonFiniteReport(self.policy, segments, index, *batch, self._loss_function(ppo))
-            report.raise_of_all_ranks(location, batch_size=-(-len(rows) // config.accumulate))
+        return Gradients(rows, targets, loss, norm, metrics, values, log_ratio)
+
+    def take_step(
+        self, gradients: "Gradients", segments: Segments, index: Int[Tensor, " rows"] | None, config: TrainerConfig
+    ) -> MinibatchReport:
+        """Change the weights, and store the latest values and ratios of these rows of the rollout."""
         for optimizer in self.optimizers.values():
             optimizer.step()
         optimizers.clip_weights(self.policy, self.weight_bounds, config.clip_range)
         # In the buffer itself, not in the minibatch, which is a copy.
-        if has_rows:
-            segments.steps["values_now"][index] = values
-            segments.steps["ratio"][index] = log_ratio.exp()
-        return metrics | {"losses/grad_norm": norm / ranks.count()}
+        if index is not None:
+            segments.steps["values_now"][index] = gradients.values
+            segments.steps["ratio"][index] = gradients.log_ratio.exp()
+        metrics = gradients.metrics | {"losses/grad_norm": gradients.norm / ranks.count()}
+        return MinibatchReport(tuple(metrics), torch.stack(tuple(metrics.values())))
 
     def _loss_function(self, ppo: PPOConfig) -> LossFunction:
         return partial(compute_loss, self.policy, ppo=ppo, initial_weights=self.initial_weights)

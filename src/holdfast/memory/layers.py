@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import nn
 
+from holdfast.cuda_graphs import is_recording
 from holdfast.errors import ContractError
 from holdfast.memory import kernels, reference
 from holdfast.memory.packing import PackingPlan, plan_packing
@@ -81,6 +82,9 @@ class RecurrentLayers(ABC):
                 # An exported policy takes any number of rows.
                 is_eager_on_cpu = device == "cpu" and not autocast and not torch.compiler.is_compiling()
                 y, after = self._run_one(x, entry, valid, few_rows=is_eager_on_cpu and len(x) <= FEW_ROWS)
+            elif is_recording() and clear is not None:
+                # The other paths read the mask on the host.
+                y, after = self.run_reference(x, state, clear, valid)
             elif (clear is None or not clear[:, 1:].any()) and (valid is None or valid.all()):
                 y, after = self._run_dense(x, entry)
             else:

@@ -7,9 +7,10 @@ from operator import and_, or_
 from typing import Any, cast
 
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
 
 from holdfast import ranks
+from holdfast.cuda_graphs import is_recording
 from holdfast.errors import ContractError
 from holdfast.memory import Cell, MultiCell, saturation
 from holdfast.policies import LSTMWrapper
@@ -128,6 +129,8 @@ class ResetAudit:
         self._counts = torch.zeros(3, dtype=torch.long, device=device)
         self.age: Int[Tensor, " A"] = torch.zeros(agents, dtype=torch.long, device=device)
         """Number of steps that each state has read since its last reset."""
+        # The resets of a rollout that is recorded, the step being recorded, and the memories logged in it.
+        self._log, self._column, self._logged = dict[Cell, Tensor](), 0, set[Cell]()
 
     def track(self) -> AbstractContextManager[None]:
         """Context of a rollout, in which the cells' resets are recorded."""
@@ -153,6 +156,40 @@ class ResetAudit:
         # Copied: a world may write its next step into the same tensors.
         self._pending = due & (self._policy.clear_on != "never")
         self._valid = valid & True
+
+    def log_resets(self, length: int) -> None:
+        """Allocate a log of the resets in each step of a rollout that is recorded."""
+        agents = len(self.age)
+        self._log = {memory: torch.zeros(agents, length, dtype=torch.bool, device=self.age.device) for memory in self._memories}
+
+    def log_step(self, t: int) -> None:
+        """Write the resets of the cells' next calls into column `t` of the log."""
+        self._column, self._logged = t, set()
+
+    @torch.no_grad()
+    def on_rollout(self, steps: TensorDictBase) -> None:
+        """Compare the resets of all steps `[A,L]` of a rollout, whose resets are in the log."""
+        if not self._memories:
+            return
+        self._close()
+        first, valid = steps["first"], steps["valid"]
+        ended, starts = steps["dones"] | steps["truncateds"], first | valid
+        # As step by step: an end sets `expected`, a start clears it; acting sets `has_acted`.
+        expected, all_expected = _latch(self._expected, ended, starts, set_wins=False)
+        has_acted, all_acted = _latch(self._has_acted, valid, first | ended, set_wins=True)
+        due = ((expected | ended) & starts) | (first & ~has_acted)
+        if self._policy.clear_on == "trial":
+            due = due | steps["trial"]
+        due = due & (self._policy.clear_on != "never")
+        cleared = list(self._log.values())
+        all_cells, any_cell = reduce(and_, cleared), reduce(or_, cleared)
+        self._counts += torch.stack([(due & all_cells).sum(), (due & ~all_cells).sum(), (any_cell & ~due).sum()])
+        number = torch.arange(1, valid.shape[1] + 1, device=valid.device)
+        last = torch.where(all_cells, number, 0).amax(1)
+        acted = (valid & (number >= last[:, None])).sum(1)
+        self.age.copy_(torch.where(last > 0, acted, self.age + acted))
+        self._expected.copy_(all_expected)
+        self._has_acted.copy_(all_acted)
 
     def pop_metrics(self) -> dict[str, int]:
         """Return the counts since the last call; empty without memory.
@@ -200,6 +237,12 @@ class ResetAudit:
                 f"Resets are counted step by step, for all {len(self._valid)} agents at once; a memory was "
                 f"called with clear of shape {list(clear.shape)}."
             )
+        if is_recording():
+            for memory in self._cells[cell]:
+                column = self._log[memory][:, self._column]
+                column.copy_(column | clear if memory in self._logged else clear)
+                self._logged.add(memory)
+            return
         for memory in self._cells[cell]:
             before = self._cleared.get(memory)
             # Copied: a world may write its next step into the same tensors.
@@ -216,6 +259,21 @@ class ResetAudit:
         counts += array_module(self.age).stack([due & all_cells, due & ~all_cells, any_cell & ~due]).sum(1)
         age[self._rows] = age[self._rows] * ~all_cells + self._valid
         self._pending, self._cleared = None, {}
+
+
+def _latch(
+    before: Bool[Tensor, " A"], sets: Bool[Tensor, "A L"], clears: Bool[Tensor, "A L"], *, set_wins: bool
+) -> tuple[Bool[Tensor, "A L"], Bool[Tensor, " A"]]:
+    """Return a flag before each step, and after the last one: some steps set it, others clear it."""
+    number = torch.arange(1, sets.shape[1] + 1, device=sets.device)
+
+    def last(steps: Tensor, at_first: Tensor) -> Tensor:
+        start = torch.where(at_first, 0, -1)[:, None]
+        return torch.cat([start, torch.where(steps, number, -1)], dim=1).cummax(1).values
+
+    last_set, last_clear = last(sets, before), last(clears, ~before)
+    flag = last_set >= last_clear if set_wins else last_set > last_clear
+    return flag[:, :-1], flag[:, -1]
 
 
 @torch.no_grad()

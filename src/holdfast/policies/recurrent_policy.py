@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, final
 import torch
 from tensordict import TensorDict, TensorDictBase
 
+from holdfast.cuda_graphs import is_recording
 from holdfast.errors import ContractError
 from holdfast.memory.cell import Mask
 from holdfast.memory.episode_resets import reset_mask
@@ -135,7 +136,7 @@ class FunctionalPolicy(LSTMWrapper, ABC):
             shape = (B,) if T == 1 and td.batch_dims == 1 else (B, T)
             clear, valid = clear.reshape(shape), None if valid is None else valid.bool().reshape(shape)
             obs = obs.reshape(*shape, *obs.shape[td.batch_dims :])
-        if valid is not None and valid.is_cpu and bool(valid.all()):
+        if valid is not None and valid.is_cpu and not is_recording() and bool(valid.all()):
             # Looking costs less than selecting.
             valid = None
         with self.replay(state) if state is not None else nullcontext():

@@ -180,6 +180,10 @@ class RunNotices:
         if text:
             self._alarm(text)
 
+    def graphs(self, text: str) -> None:
+        """Print what came of recording CUDA graphs."""
+        self._print(text)
+
     def on_metrics(self, metrics: dict[str, int | float], alarm: str) -> dict[str, int | float]:
         """Record the gradient reach, show an alarm if there is one, and return the metrics."""
         if "memory/gradient_reach" in metrics:

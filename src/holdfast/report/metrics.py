@@ -45,6 +45,7 @@ METRICS: dict[str, Metric] = {
     "time/world": Metric("s", "world steps of the last iteration", kind="time"),
     "time/forward": Metric("s", "policy forward passes of the rollout", kind="time"),
     "time/copy": Metric("s", "copies into the rollout buffer", kind="time"),
+    "time/rollout": Metric("s", "rollouts replayed as CUDA graphs: world, policy and copies together", kind="time"),
     "time/update": Metric("s", "the PPO update", kind="time"),
     "time/other": Metric("s", "the rest: checks, monitors, files, console", kind="time"),
     "charts/SPS": Metric("steps/s", "agent steps per second over the last iteration", kind="time"),

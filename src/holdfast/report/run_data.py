@@ -28,7 +28,7 @@ NAMES = frozenset(
         *("charts/episodic_length", "memory/replay_error", "memory/replay_value_error", "memory/check_replay"),
         *("memory/check_clear", "memory/resets", "memory/resets_due", "memory/drift", "memory/stale_kl"),
         *("memory/gradient_reach", "memory/buffer_bytes", "memory/state_bytes", "memory/graph_bytes"),
-        *("losses/approx_kl", "time/world", "time/forward", "time/copy", "time/update", "time/other"),
+        *("losses/approx_kl", "time/world", "time/forward", "time/copy", "time/rollout", "time/update", "time/other"),
     )
 )
 """Metrics that a report shows, and prefixes of others."""

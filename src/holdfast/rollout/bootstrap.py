@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
+from holdfast.cuda_graphs import is_recording
 from holdfast.policies import LSTMWrapper
 from holdfast.rollout.segments import policy_batch
 from holdfast.types import Bool, Float, Tensor
@@ -31,7 +32,9 @@ def bootstrap_value(
 
 def has_truncated(spec: WorldSpec, step: Step) -> bool:
     """Whether an episode may have been truncated; on the CPU, where looking costs nothing, whether one was."""
-    return spec.truncates != "never" and (step.truncated.device.type != "cpu" or bool(step.truncated.any()))
+    if spec.truncates == "never":
+        return False
+    return step.truncated.device.type != "cpu" or is_recording() or bool(step.truncated.any())
 
 
 def truncation_values(policy: LSTMWrapper, step: Step) -> Float[Tensor, " A"]:

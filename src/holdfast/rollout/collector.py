@@ -5,17 +5,19 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from tensordict import TensorDict
 
-from holdfast import ranks
+from holdfast import cuda_graphs, ranks
 from holdfast.errors import ContractError
 from holdfast.policies import LSTMWrapper
 from holdfast.policies.distributions import distribution_for, require_fit
+from holdfast.policies.recurrent_policy import PolicyBatch
 from holdfast.rollout.bootstrap import bootstrap_value, has_truncated, truncation_values
 from holdfast.rollout.nan_checks import raise_non_finite_outputs
+from holdfast.rollout.recorded import RecordedRollout
 from holdfast.rollout.segments import POLICY_INPUTS, BurnIn, Segments, policy_batch, policy_td, segment_end_values
 from holdfast.rollout.statistics import EpisodeStatistics, Timer
 from holdfast.state_tree import get_field
@@ -24,6 +26,22 @@ from holdfast.worlds import Step, World, tokens
 from holdfast.worlds.checked_world import checked, raise_violations
 from holdfast.worlds.save_restore import obs_from_tree, resume_world, rows_from_tree, step_from_tree, step_to_tree
 from holdfast.worlds.step import ALL, AsyncWorld, PartialStep, Restarted, as_slice, concat, select
+
+class StepAudit(Protocol):
+    """What sees every step of a rollout before the policy acts; of a recorded one, all at once after it."""
+
+    def on_step(self, step: Step, rows: slice | Tensor = ALL) -> None:
+        """See a step of some agents."""
+
+    def log_resets(self, length: int) -> None:
+        """Prepare for rollouts of so many steps that are recorded."""
+
+    def log_step(self, t: int) -> None:
+        """Step `t` of a rollout is recorded next."""
+
+    def on_rollout(self, steps: TensorDict) -> None:
+        """See the steps `[A,L]` of a recorded rollout."""
+
 
 TAIL_KEYS = ("rewards", "dones", "truncateds", "values", "last_values")
 
@@ -104,8 +122,9 @@ class Collector:
     """Collects `length` steps from every agent of a world, in segments of `horizon` steps.
 
     Hidden states carry over between segments and between rollouts. The next rollout overwrites the tensors of the
-    returned segments. With `burn_in`, each segment comes with that many steps before it. `on_step` is called with every
-    step and its rows before the policy acts. With `trim_tokens`, token padding that all rows share is not stored.
+    returned segments. With `burn_in`, each segment comes with that many steps before it. `audit` sees every step and
+    its rows before the policy acts. With `trim_tokens`, token padding that all rows share is not stored. With `graphs`,
+    rollouts on a GPU are replayed as CUDA graphs from the second one on; it is called with what came of it.
     """
 
     def __init__(
@@ -118,11 +137,12 @@ class Collector:
         seed: int,
         burn_in: int = 0,
         trim_tokens: bool = True,
-        on_step: Callable[[Step, slice | Tensor], None] | None = None,
+        audit: StepAudit | None = None,
+        graphs: Callable[[str], None] | None = None,
     ) -> None:
         self.world, self.policy = checked(world), policy
         self.length, self.horizon, self.seed, self.burn_in = length, horizon, seed, burn_in
-        self._on_step = on_step
+        self.audit = audit
         has_long_obs = bool(world.spec.features) and world.spec.obs_shape[0] > tokens.SHORTEST
         self._trim_tokens = trim_tokens and policy.accepts_trimmed_obs and has_long_obs
         self._actions = distribution_for(world.spec)
@@ -137,23 +157,27 @@ class Collector:
         self._rows_alone = group * ranks.count() if ranks.count() > 1 else 0
         self._keys = [*policy.get_agent_experience_spec().keys(), "last_values"]
         self._steps: TensorDict | None = None
-        self._draws = torch.zeros(0)
+        self.draws = torch.zeros(0)
+        """The uniform numbers that the rollout's actions are sampled with."""
         dtype = next(policy.parameters()).dtype
         self._no_values = torch.zeros(world.agents, dtype=dtype, device=self._agent.device)
         self.next_burn_in: BurnIn | None = None
         """The burn-in of the next rollout."""
         self.episodes = EpisodeStatistics(world.agents, world.spec.parts, self._agent.device)
         self.timer = Timer(self._agent.device)
+        self._recorded: RecordedRollout | None = None
+        if graphs is not None and cuda_graphs.can_record(self._agent.device) and ranks.count() == 1:
+            self._recorded = RecordedRollout(self, graphs)
 
     @torch.no_grad()
     def rollout(self, version: int) -> Segments:
         """Collect one rollout with fixed weights."""
-        offsets = (0, (self.horizon - self.burn_in) % self.horizon) if self.burn_in else (0,)
-        sizes = (self._agent, self.length, self.horizon)
-        recorders = [EntryStateRecorder(self._state, *sizes, at) for at in offsets]
         clock = torch.arange(self._clock, self._clock + self.length, device=self._agent.device)
         agent_ids = self._agent + ranks.rank() * self.world.agents
-        self._draws = self.policy.actions.draws_for(self.seed, agent_ids[:, None], clock)
+        self.draws = self.policy.actions.draws_for(self.seed, agent_ids[:, None], clock)
+        if self._recorded is not None and self._recorded.is_ready():
+            return self._finish(version, *self._recorded.collect(self.draws))
+        recorders = self.entry_recorders()
         with self.policy.rounding_as_one_rank(self._rows_alone):
             for group in self._groups():
                 for recorder in recorders:
@@ -161,17 +185,27 @@ class Collector:
                 self._env_step(group)
             return self._finish(version, *(recorder.states for recorder in recorders))
 
+    @property
+    def steps(self) -> TensorDict:
+        """The steps `[A,L]` of the rollout."""
+        assert self._steps is not None, "a rollout has at least one step"
+        return self._steps
+
+    def entry_recorders(self) -> list[EntryStateRecorder]:
+        """Return recorders of the states that segments, and steps of burn-in, start from."""
+        offsets = (0, (self.horizon - self.burn_in) % self.horizon) if self.burn_in else (0,)
+        return [EntryStateRecorder(self._state, self._agent, self.length, self.horizon, at) for at in offsets]
+
     def _finish(self, version: int, *states: TensorDict) -> Segments:
         """Check a rollout, and split it into segments."""
         self._clock += self.length
-        assert self._steps is not None, "a rollout has at least one step"
         raise_violations(self.world)
         if self._agent.device.type != "cpu":
             # On the CPU every step was checked.
-            valid, when = self._steps["valid"], f"the rollout up to step {self._clock}"
-            outputs = {key: torch.where(valid, self._steps[key], 0.0) for key in ("act_log_prob", "values")}
+            valid, when = self.steps["valid"], f"the rollout up to step {self._clock}"
+            outputs = {key: torch.where(valid, self.steps[key], 0.0) for key in ("act_log_prob", "values")}
             self._require_finite(outputs, valid.any(1), when)
-        return self._to_segments(self._steps, version, *states)
+        return self._to_segments(self.steps, version, *states)
 
     def _groups(self) -> Iterator[AgentGroup]:
         """Yield the agents that act next, until each acted `length` times."""
@@ -192,18 +226,12 @@ class Collector:
     def _env_step(self, group: AgentGroup) -> None:
         """Let the policy act for the agents of a group, store the transition, and step the world."""
         rows, t, step = group.rows, group.t, group.step
-        if self._on_step is not None:
-            self._on_step(step, rows)
+        if self.audit is not None:
+            self.audit.on_step(step, rows)
+        index = (rows, t) if isinstance(t, int) else (self._agent[rows], t.to(self._agent.device))
         with nullcontext() if group.agent_ids is None else self.policy.store.subset(rows):
-            last_values = self._last_values(step, rows)
-            with self.timer.timing("forward"):
-                index = (rows, t) if isinstance(t, int) else (self._agent[rows], t.to(self._agent.device))
-                draws = self._draws[index]
-                outputs = self.policy(policy_batch(self.policy, step_leaves(step), start=0, draws=draws))
+            outputs = self.act(step, index, self.draws[index])
         self.episodes.on_action(step.valid, rows)
-        with self.timer.timing("copy"):
-            # Before the world steps: it may write its next step into the same tensors.
-            self._store(index, {**dict(outputs.items()), "last_values": last_values})
         if step.reward.device.type == "cpu":
             # Before the world acts on them. On a GPU the check would make the host wait until the rollout ends.
             named = {key: outputs[key] for key in (self.policy.actions.key, "values")}
@@ -218,6 +246,16 @@ class Collector:
                 return
             self.next_step = self.world.step(env_actions)
         self.episodes.on_step(self.next_step)
+
+    def act(self, step: Step, index: tuple[slice | Tensor, int | Tensor], draws: Tensor) -> PolicyBatch:
+        """Let the policy act, and store the transition at `index`; return the policy's outputs."""
+        last_values = self._last_values(step, index[0])
+        with self.timer.timing("forward"):
+            outputs = self.policy(policy_batch(self.policy, step_leaves(step), start=0, draws=draws))
+        with self.timer.timing("copy"):
+            # Before the world steps: it may write its next step into the same tensors.
+            self._store(index, {**dict(outputs.items()), "last_values": last_values})
+        return outputs
 
     def _last_values(self, step: Step, rows: slice | Tensor = ALL) -> Float[Tensor, " N"]:
         """Values of the last observations of truncated episodes; else 0."""

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from holdfast import ranks
+from holdfast.cuda_graphs import is_recording
 from holdfast.state_tree import get_tensor_like
-from holdfast.types import Bool, Tensor
+from holdfast.types import Bool, Float, Tensor
 from holdfast.worlds import Step
 from holdfast.worlds.step import ALL, array_module, as_array
 
@@ -48,6 +49,21 @@ class EpisodeStatistics:
         as_array(self._acted)[rows] = as_array(valid)
         as_array(self._running)[rows, 2] += as_array(valid)
 
+    def on_rollout(
+        self, valid: Bool[Tensor, "A L"], next_rewards: Float[Tensor, "A L"], next_ended: Bool[Tensor, "A L"]
+    ) -> None:
+        """Count all steps of a rollout at once; what is `next` came with the following step."""
+        steps = torch.arange(1, valid.shape[1] + 1, device=valid.device)
+        # 0: none ended.
+        last_end = torch.where(next_ended, steps, 0).amax(1, keepdim=True)
+        before, acted = steps <= last_end, valid.double()
+        counts = torch.stack([next_ended.double(), torch.where(valid, next_rewards, 0.0).double(), acted], dim=-1)
+        done, left = torch.where(before[..., None], counts, 0.0).sum(1), torch.where(before[..., None], 0.0, counts).sum(1)
+        has_ended = last_end > 0
+        self._totals += torch.where(has_ended, self._running + done, 0.0)
+        self._running.copy_(torch.where(has_ended, left, self._running + left))
+        self._acted.copy_(valid[:, -1])
+
     def pop(self) -> dict[str, float]:
         """Return means since the last call, overall and per world of a mixture, and reset them."""
         totals = torch.zeros(max(1, len(self._parts)), 3, dtype=torch.float64, device=self._totals.device)
@@ -81,7 +97,8 @@ class EpisodeStatistics:
         self._running[mask], self._acted = 0.0, self._acted & ~mask
 
 
-PHASES = ("world", "forward", "copy", "update")
+PHASES = ("world", "forward", "copy", "rollout", "update")
+"""What takes time; `rollout` is one that runs as CUDA graphs, where the others cannot be told apart."""
 
 
 class Timer:
@@ -95,6 +112,10 @@ class Timer:
     @contextmanager
     def timing(self, phase: str) -> Iterator[None]:
         """Add the time inside to a phase."""
+        if is_recording():
+            # The whole rollout is timed.
+            yield
+            return
         if not self._on_gpu:
             start = time.perf_counter()
             yield

@@ -64,6 +64,7 @@ class Trainer:
         self._checks_boxes = has_bounds(world.spec.observation_space)
         trainer = config.trainer
         self._monitor = TrainingMonitor(policy, world.agents, trainer.monitor, total_steps=config.steps)
+        graphs = self._notices.graphs if trainer.cuda_graphs else None
         self._collector = Collector(
             world,
             policy,
@@ -72,9 +73,10 @@ class Trainer:
             seed=config.seed,
             burn_in=trainer.burn_in if trainer.stale == "burn_in" else 0,
             trim_tokens=all(teacher.policy.accepts_trimmed_obs for teacher in teachers),
-            on_step=self._monitor.resets.on_step,
+            audit=self._monitor.resets,
+            graphs=graphs,
         )
-        self._learner = Learner(policy, trainer, config.seed, clip_reward=config.world.clip_reward)
+        self._learner = Learner(policy, trainer, config.seed, clip_reward=config.world.clip_reward, graphs=graphs)
 
     @property
     def seconds(self) -> float:

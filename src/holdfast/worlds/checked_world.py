@@ -6,10 +6,11 @@ from operator import or_
 from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 import torch
+from tensordict import TensorDictBase
 
 from holdfast.errors import ContractError, HoldfastError, located_error_text
 from holdfast.state_tree import get_field, get_tensor_like, mismatch
-from holdfast.types import Int, Shaped, Tensor
+from holdfast.types import Bool, Int, Shaped, Tensor
 from holdfast.worlds.obs import Obs, StepSchema, has_discrete, out_of_range, tensors_of
 from holdfast.worlds.reshard import reshard
 from holdfast.worlds.save_restore import restore_world, save_world
@@ -95,6 +96,49 @@ class CheckedWorld(Checked):
         self._require(step, self._schema)
         return self._check_step(step)
 
+    def check_rollout(self, steps: TensorDictBase, after: Step, last_obs_ok: Bool[Tensor, "A L"]) -> None:
+        """Record the violations of a rollout `[A,L]` whose steps were not checked one by one, and of the step after it."""
+
+        def results(key: str, last: Tensor) -> Tensor:
+            return torch.cat([steps[key][:, 1:], last[:, None]], dim=1)
+
+        acting = steps["valid"]
+        first, valid = results("first", after.first), results("valid", after.valid)
+        truncated, ends = results("truncateds", after.truncated), results("dones", after.terminated)
+        ends, number = ends | truncated, torch.arange(1, acting.shape[1] + 1, device=acting.device)
+
+        def last(mask: Tensor, at_first: Tensor) -> Tensor:
+            start = torch.where(at_first, 0, -1)[:, None]
+            return torch.cat([start, torch.where(mask, number, -1)], dim=1).cummax(1).values
+
+        # As in `_check_step`: an end sets `over`, `first` clears it; acting sets `has_acted`, `first` clears it.
+        starts, over = last(first, ~self._over), last(ends, self._over)
+        was_over = (over > starts)[:, :-1]
+        acted = (last(valid, self._has_acted) >= last(first, ~self._has_acted))[:, :-1]
+        masks = {
+            "reward": acting & ~(results("rewards", after.reward).abs() <= LARGEST_REWARD),
+            "obs": torch.cat([_non_finite_steps(steps["env_obs"], acting)[:, 1:], non_finite_rows(after.obs, after.valid)[:, None]], 1),
+            "again": ends & was_over,
+            "no end": first & acted & ~(was_over | ends),
+            "no first": valid & (was_over | ends) & ~first,
+            "last_obs": truncated & ~last_obs_ok,
+        }
+        if self._has_discrete_obs:
+            flat = out_of_range(steps["env_obs"].flatten(0, 1), self.spec.observation_space).unflatten(0, acting.shape)
+            masks["outside"] = valid & torch.cat([flat[:, 1:], out_of_range(after.obs, self.spec.observation_space)[:, None]], 1)
+        if self.spec.truncates == "never":
+            masks["never"] = truncated
+        bits = [masks[name].long() << bit for bit, name in enumerate(VIOLATIONS) if name in masks]
+        wrong = torch.stack(bits).sum(0)
+        step = (wrong != 0).int().argmax(1)
+        new = (self._violations == 0) & (wrong != 0).any(1)
+        self._violations.copy_(torch.where(new, wrong.gather(1, step[:, None])[:, 0], self._violations))
+        self._violation_steps.copy_(torch.where(new, self._steps + 1 + step, self._violation_steps))
+        self._over.copy_((over > starts)[:, -1])
+        self._has_acted.copy_((last(valid, self._has_acted) >= last(first, ~self._has_acted))[:, -1])
+        self._acting.copy_(after.valid)
+        self._steps += acting.shape[1]
+
     def state(self) -> dict[str, Any] | None:
         """Return the state of the world and of the checks."""
         world = save_world(self.world)
@@ -177,7 +221,7 @@ class CheckedWorld(Checked):
         masks = {
             # Not `>`: a comparison with NaN is false.
             "reward": tracked_acting[rows] & ~(abs(as_array(step.reward)) <= LARGEST_REWARD),
-            "obs": _non_finite_rows(step.obs, valid),
+            "obs": non_finite_rows(step.obs, valid),
             "again": ends & was_over,
             "no end": first & has_acted & ~over,
             "no first": valid & over & ~first,
@@ -187,7 +231,7 @@ class CheckedWorld(Checked):
         if self.spec.truncates == "never":
             masks["never"] = truncated
         elif step.last_obs is not None:
-            masks["last_obs"] = _non_finite_rows(step.last_obs, truncated)
+            masks["last_obs"] = non_finite_rows(step.last_obs, truncated)
         tracked_over[rows], tracked_acting[rows] = over & ~first, valid
         tracked_acted[rows] = (has_acted & ~first) | valid
         if step.reward.device.type == "cpu":
@@ -265,7 +309,16 @@ def _layout(step: Any, agents: int) -> list[object] | None:
     return [agents, *((tensor.shape, tensor.dtype, tensor.device) for tensor in tensors)]
 
 
-def _non_finite_rows(obs: Obs, among: Any) -> Any:
+def _non_finite_steps(obs: Obs, among: Bool[Tensor, "A L"]) -> Bool[Tensor, "A L"]:
+    """Return which steps of a mask have a NaN or an Inf."""
+    steps = among & False
+    for leaf in tensors_of(obs):
+        if leaf.is_floating_point():
+            steps = steps | (among & ~(leaf.abs() < torch.inf).flatten(2).all(2))
+    return steps
+
+
+def non_finite_rows(obs: Obs, among: Any) -> Any:
     """Return which rows of a mask have a NaN or an Inf."""
     rows = among & False
     for leaf in tensors_of(obs):

@@ -10,6 +10,7 @@ import torch
 from gymnasium import spaces
 from tensordict import TensorDictBase
 
+from holdfast.cuda_graphs import is_recording
 from holdfast.errors import AgentCountError, ContractError
 from holdfast.types import Bool, Float, Int, Shaped, Tensor
 
@@ -235,14 +236,14 @@ def as_array(tensor: Tensor) -> Any:
     NumPy has a quarter of torch's overhead for a few numbers, and the same operators. It has no bfloat16, which
     becomes a copy in float32.
     """
-    if not tensor.is_cpu:
+    if not tensor.is_cpu or is_recording():
         return tensor
     return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy(force=True)
 
 
 def array_module(tensor: Tensor) -> Any:
     """Return the module whose `where` and `stack` take what `as_array` returns: numpy or torch."""
-    return np if tensor.is_cpu else torch
+    return np if tensor.is_cpu and not is_recording() else torch
 
 
 @dataclass(frozen=True)

@@ -154,7 +154,7 @@ def test_restarted_worker_truncates_episodes_and_clears_memory(tmp_path):
     with pool(FAULTY, 8, groups=2, restart=True, log=lines.append, options=options) as shared:
         policy = make_policy("fast", shared, seed=0, hidden_size=16)
         resets = ResetAudit(policy, 8)
-        collector = Collector(shared, policy, length=32, horizon=16, seed=1, on_step=resets.on_step)
+        collector = Collector(shared, policy, length=32, horizon=16, seed=1, audit=resets)
         with resets.track():
             steps = collector.rollout(0).steps
         (line,) = lines

@@ -11,6 +11,7 @@ import torch
 from torch.library import custom_op, register_autograd
 from triton import next_power_of_2
 
+from holdfast.cuda_graphs import constant
 from holdfast.memory.kernels import gru as gru_kernels
 from holdfast.memory.kernels import lstm as lstm_kernels
 from holdfast.memory.kernels.autotune import Launch, LaunchPlan, TuningJob, choose_plan, processors_of
@@ -34,8 +35,8 @@ def lstm(
     The input already contains the biases; the operators take them too, to compute their gradients: a
     product with ones is three times as fast as torch's sum.
     """
-    weight_ih, weight_hh, bias_ih, bias_hh = (weight.to(dtype) for weight in weights)
-    bias = bias_ih + bias_hh
+    weight_ih, weight_hh, bias_ih, bias_hh = (_cast(weight, dtype) for weight in weights)
+    bias = constant((id(weights[2]), dtype, "sum"), lambda: bias_ih + bias_hh)
     gates = torch.nn.functional.linear(x.to(dtype), weight_ih, bias.detach())
     keep = torch.is_grad_enabled() and any(t.requires_grad for t in (gates, weight_hh, bias, h, c))
     outputs = _lstm(gates, weight_hh, bias, h.contiguous(), c.contiguous(), code, keep, _precision(dtype))
@@ -50,7 +51,7 @@ def gru(
     dtype: torch.dtype,
 ) -> tuple[Float[Tensor, "B T H"], Float[Tensor, "B H"]]:
     """Run one GRU layer over segments."""
-    weight_ih, weight_hh, bias_ih, bias_hh = (weight.to(dtype) for weight in weights)
+    weight_ih, weight_hh, bias_ih, bias_hh = (_cast(weight, dtype) for weight in weights)
     bias_rz, bias_n = bias_hh.split([2 * weight_hh.shape[1], weight_hh.shape[1]])
     # The candidate's recurrent bias is scaled by the reset gate: the kernel adds it.
     bias = bias_ih + torch.cat([bias_rz, torch.zeros_like(bias_n)])
@@ -58,6 +59,10 @@ def gru(
     keep = torch.is_grad_enabled() and any(t.requires_grad for t in (gates, weight_hh, bias, bias_n, h))
     outputs = _gru(gates, weight_hh, bias, bias_n, h.contiguous(), code, keep, _precision(dtype))
     return outputs[0], outputs[1]
+
+
+def _cast(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    return constant((id(weight), dtype), lambda: weight.to(dtype))
 
 
 def _precision(dtype: torch.dtype) -> str:

@@ -1,0 +1,65 @@
+"""Calls recorded as CUDA graphs, which the GPU replays without the host."""
+
+import gc
+from collections.abc import Callable, Hashable
+
+import torch
+
+from holdfast.errors import one_line
+from holdfast.types import Tensor
+
+Replay = Callable[[], None]
+_recording = False
+_constants: dict[Hashable, Tensor] = {}
+
+
+class CannotRecordError(Exception):
+    """A call cannot be recorded; the message says why."""
+
+
+def can_record(device: torch.device) -> bool:
+    """Return whether calls on a device can be recorded."""
+    return device.type == "cuda"
+
+
+def is_recording() -> bool:
+    """Return whether a call is being recorded now: its operations do not run."""
+    return _recording
+
+
+def constant(key: Hashable, compute: Callable[[], Tensor]) -> Tensor:
+    """Compute what depends on weights alone; while a call without gradients is recorded, only once."""
+    if not _recording or torch.is_grad_enabled():
+        return compute()
+    if key not in _constants:
+        _constants[key] = compute()
+    return _constants[key]
+
+
+def record(call: Callable[[], None], device: torch.device) -> Replay:
+    """Record a call as a CUDA graph, and return what replays it.
+
+    The call has run before, so that nothing is initialized while it is recorded. It reads and writes tensors that stay
+    where they are, and never reads one on the host. Python runs now, and not when the graph is replayed.
+    """
+    global _recording
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(device)
+    # Freed now: freeing a graph while another one is recorded breaks it.
+    gc.collect()
+    _recording = True
+    try:
+        with (
+            torch.cuda.device(device),
+            # Weights are cast once, not in every step.
+            torch.autocast(device.type, enabled=False, cache_enabled=True),
+            torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"),
+        ):
+            call()
+    except CannotRecordError:
+        raise
+    except Exception as error:
+        raise CannotRecordError(one_line(error)) from error
+    finally:
+        _recording = False
+        _constants.clear()
+    return graph.replay

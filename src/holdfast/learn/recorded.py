@@ -1,0 +1,161 @@
+"""The gradient step of a minibatch as a CUDA graph."""
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from holdfast import cuda_graphs
+from holdfast.config.trainer import TrainerConfig
+from holdfast.cuda_graphs import CannotRecordError, Replay
+from holdfast.learn.advantage import Targets
+from holdfast.object_state import clone_leaves, copy_leaves, tree_leaves
+from holdfast.rollout import Segments
+from holdfast.types import Float, Int, Tensor
+
+if TYPE_CHECKING:
+    from holdfast.learn.ppo import Learner, MinibatchReport
+
+COEFFICIENTS = ("clip_coef", "vf_clip_coef", "vf_coef", "ent_coef")
+"""Numbers of the loss that may change between updates: the graph reads them from tensors."""
+OUTSIDE = ("target_kl", "gamma", "gae_lambda", "rho_clip", "c_clip")
+"""Numbers that the recorded step does not read, but for V-trace."""
+MAX_RECORDINGS = 8
+"""A step that must be recorded more often than this, because numbers or shapes change, is not recorded any more."""
+
+
+class RecordedMinibatch:
+    """Replays a learner's gradient step on rollouts that are copied to where the first one was.
+
+    The first minibatch of each kind runs as it is. Numbers that are not finite are found at the end of the update; then
+    the update is undone, and runs again without replays.
+    """
+
+    def __init__(self, learner: "Learner", log: Callable[[str], None]) -> None:
+        self._learner, self._log = learner, log
+        self._device = learner.initial_weights[0].device
+        self._is_off = self._is_warm = False
+        self._recordings = 0
+        self._key: Any = None
+        self._replay: Replay | None = None
+        self._segments: Segments | None = None
+        self._coefficients = {name: torch.zeros((), device=self._device) for name in COEFFICIENTS}
+        self._finite = torch.ones((), dtype=torch.bool, device=self._device)
+        self._backup: list[tuple[Tensor, Tensor]] = []
+
+    def load(
+        self, segments: Segments, targets: Targets, config: TrainerConfig, *, has_teachers: bool
+    ) -> tuple[Segments, Targets]:
+        """Start an update: return the rollout where the graph reads it, and its targets."""
+        if has_teachers and not self._is_off:
+            self._turn_off("teachers' coefficients change in every update")
+        if self._is_off:
+            return segments, targets
+        shapes = [(leaf.shape, leaf.dtype) for leaf in tree_leaves(segments)]
+        key = (shapes, _fixed_numbers(config))
+        if key != self._key:
+            self._key, self._replay, self._segments, self._is_warm = key, None, None, False
+        if self._segments is None:
+            self._segments, self._targets = segments, clone_leaves(targets)
+        copy_leaves(self._segments, segments)
+        copy_leaves(self._targets, targets)
+        ppo = config.ppo
+        for name, number in self._coefficients.items():
+            number.fill_(getattr(ppo, name))
+        # Frozen fields are validated when a config is made, not when it is copied.
+        self._config = config.model_copy(update={"ppo": ppo.model_copy(update=self._coefficients)})
+        self._finite.fill_(True)
+        self._save()
+        return self._segments, self._targets
+
+    def step(
+        self, minibatch: tuple[Int[Tensor, " rows"], Float[Tensor, " rows"] | None], targets: Targets
+    ) -> "MinibatchReport | None":
+        """Replay the step on a minibatch; None: it must run as it is."""
+        index, weights = minibatch
+        if self._is_off:
+            return None
+        if not self._is_warm:
+            self._is_warm = True
+            return None
+        if self._replay is None:
+            try:
+                self._record(index, weights)
+            except CannotRecordError as error:
+                self._turn_off(str(error))
+                return None
+        copy_leaves(self._targets, targets)
+        self._index.copy_(index)
+        if weights is not None:
+            self._weights.copy_(weights)
+        assert self._replay is not None, "recorded above"
+        self._replay()
+        return type(self._report)(self._report.names, self._report.numbers.clone())
+
+    def is_finite(self) -> bool:
+        """Return whether all losses and gradients of the update were finite."""
+        return self._is_off or bool(self._finite)
+
+    def undo(self, segments: Segments) -> None:
+        """Restore weights, optimizers, values and ratios as they were before the update."""
+        for saved, tensor in self._backup:
+            tensor.copy_(saved)
+        segments.steps["values_now"].copy_(segments.steps["values"])
+        segments.steps["ratio"].fill_(1.0)
+
+    def _record(self, index: Tensor, weights: Tensor | None) -> None:
+        if self._recordings == MAX_RECORDINGS:
+            raise CannotRecordError(f"numbers or shapes that it needs have changed {MAX_RECORDINGS} times")
+        self._recordings += 1
+        self._index, self._weights = index.clone(), torch.zeros(0) if weights is None else weights.clone()
+        segments, learner, config = self._segments, self._learner, self._config
+        assert segments is not None, "an update starts with load()"
+
+        def step() -> None:
+            given = None if weights is None else self._weights
+            rows, targets = segments.rows(self._index), self._targets.rows(self._index)
+            gradients = learner.compute_gradients(rows, given, targets, config)
+            self._finite.logical_and_(torch.isfinite(gradients.norm + gradients.loss))
+            self._report = learner.take_step(gradients, segments, self._index, config)
+
+        # Their memory is the graph's: a gradient of an earlier minibatch would be added to.
+        self._clear_gradients()
+        try:
+            self._replay = cuda_graphs.record(step, self._device)
+        finally:
+            self._clear_gradients()
+
+    def _clear_gradients(self) -> None:
+        for optimizer in self._learner.optimizers.values():
+            optimizer.zero_grad(set_to_none=True)
+
+    def _save(self) -> None:
+        """Copy weights and optimizer states, to undo the update."""
+        tensors = list(self._changed())
+        if [(tensor.data_ptr(), tensor.shape) for _, tensor in self._backup] != [
+            (tensor.data_ptr(), tensor.shape) for tensor in tensors
+        ]:
+            self._backup = [(tensor.detach().clone(), tensor.detach()) for tensor in tensors]
+            return
+        with torch.no_grad():
+            saved, current = zip(*self._backup, strict=True)
+            torch._foreach_copy_(list(saved), list(current))  # pyright: ignore[reportPrivateImportUsage]
+
+    def _changed(self) -> Iterator[Tensor]:
+        yield from self._learner.policy.parameters()
+        for optimizer in self._learner.optimizers.values():
+            for state in optimizer.state.values():
+                yield from (number for number in state.values() if isinstance(number, Tensor))
+
+    def _turn_off(self, reason: str) -> None:
+        self._is_off, self._replay, self._segments, self._backup = True, None, None, []
+        self._log(f"minibatches run one operation at a time, not as CUDA graphs: {reason}.")
+
+
+def _fixed_numbers(config: TrainerConfig) -> str:
+    """Return all of a config that a recorded step does not read from tensors."""
+    outside = () if config.ppo.advantage == "vtrace" else OUTSIDE
+    ppo = config.ppo.model_dump(exclude={*COEFFICIENTS, *outside})
+    optimizer = config.optimizer.model_dump(exclude=set() if config.optimizer.name == "muon" else {"learning_rate"})
+    numbers = {name: getattr(config, name) for name in ("accumulate", "stale", "burn_in", "clip_range", "minibatch_size")}
+    return repr((ppo, optimizer, numbers, config.sampling.method))

@@ -1,0 +1,214 @@
+"""The state that a call leaves on an object: what it changes among its attributes, and those of its parts."""
+
+from collections.abc import Iterator, MutableMapping, MutableSequence
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass, replace
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+
+from holdfast.cuda_graphs import CannotRecordError
+from holdfast.types import Tensor
+
+Tree = Any
+"""A tensor, a TensorDict, or tuples and dataclasses of them."""
+
+
+def tree_leaves(tree: Tree) -> list[Tensor]:
+    """List the tensors of a tree."""
+    if isinstance(tree, Tensor):
+        return [tree]
+    if isinstance(tree, TensorDictBase):
+        return [leaf for value in tree.values() for leaf in tree_leaves(value)]
+    if isinstance(tree, tuple):
+        return [leaf for value in tree for leaf in tree_leaves(value)]
+    if is_dataclass(tree) and not isinstance(tree, type):
+        return [leaf for field in fields(tree) for leaf in tree_leaves(getattr(tree, field.name))]
+    return []
+
+
+def clone_leaves(tree: Tree) -> Tree:
+    """Copy a tree with its tensors."""
+    if isinstance(tree, Tensor | TensorDictBase):
+        return tree.clone()
+    if isinstance(tree, tuple):
+        parts = [clone_leaves(value) for value in tree]
+        return type(tree)(*parts) if hasattr(tree, "_fields") else tuple(parts)
+    if is_dataclass(tree) and not isinstance(tree, type):
+        return replace(tree, **{field.name: clone_leaves(getattr(tree, field.name)) for field in fields(tree)})
+    return tree
+
+
+def is_same_memory(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors of one shape have the same numbers in memory."""
+    return one.data_ptr() == other.data_ptr() and one.stride() == other.stride()
+
+
+def copy_leaves(target: Tree, source: Tree, name: str = "it") -> None:
+    """Copy the tensors of a tree into those of another of the same shapes."""
+    into, new = tree_leaves(target), tree_leaves(source)
+    if [(leaf.shape, leaf.dtype) for leaf in into] != [(leaf.shape, leaf.dtype) for leaf in new]:
+        raise CannotRecordError(f"{name} has tensors of other shapes or dtypes in every step")
+    pairs = [(old, leaf) for old, leaf in zip(into, new, strict=True) if not is_same_memory(old, leaf)]
+    # A new value may be a view of an old one, which the first copy would overwrite.
+    storages = {old.untyped_storage().data_ptr() for old, _ in pairs}
+    pairs = [(old, leaf.clone() if leaf.untyped_storage().data_ptr() in storages else leaf) for old, leaf in pairs]
+    for old, leaf in pairs:
+        old.copy_(leaf)
+
+
+class Place(NamedTuple):
+    """Where an object holds a value."""
+
+    name: str
+    container: Any
+    """A dictionary, that of an object's attributes too, or a list."""
+    key: Any
+
+    def get(self) -> Any:
+        """Return the value."""
+        return self.container[self.key]
+
+    def set(self, value: Any) -> None:
+        """Replace the value."""
+        self.container[self.key] = value
+
+
+LIMIT = 10_000
+"""Places looked at in one object."""
+OPAQUE = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, torch.nn.Module, torch.Generator)
+"""What is not part of an object's state: weights have their own places, and do not change in a step."""
+HOST = (int, float, str, bytes, type(None), np.ndarray, np.generic)
+"""Values on the host whose changes are seen."""
+
+
+def places(root: object, name: str) -> Iterator[Place]:
+    """Find the values that an object holds, in its attributes, dictionaries and lists, and in those of its parts."""
+    queue, known, count = [(name, root)], set[int](), 0
+    while queue:
+        path, value = queue.pop()
+        if id(value) in known:
+            continue
+        known.add(id(value))
+        if isinstance(value, MutableMapping):
+            parts, container = [(f"{path}[{key!r}]", key) for key in value], value
+        elif isinstance(value, MutableSequence):
+            parts, container = [(f"{path}[{index}]", index) for index in range(len(value))], value
+        else:
+            container = vars(value)
+            parts = [(f"{path}.{key}", key) for key in container]
+        for part, key in parts:
+            count += 1
+            if count > LIMIT:
+                raise CannotRecordError(f"{name} holds more than {LIMIT:,} values")
+            inner = container[key]
+            if isinstance(inner, HOST) or tree_leaves(inner):
+                yield Place(part, container, key)
+            elif isinstance(inner, MutableMapping | MutableSequence) or (
+                hasattr(inner, "__dict__") and not isinstance(inner, OPAQUE)
+            ):
+                queue.append((part, inner))
+
+
+class ObjectState:
+    """The state of an object that a call changes: tensors, and whole numbers that count on the host.
+
+    While the call is recorded, each of them is in a fixed tensor, into which the end of the call copies its new value.
+    """
+
+    def __init__(self, root: object, name: str) -> None:
+        self._root, self._name = root, name
+        self._places = list(places(root, name))
+        self._before = [(place, place.get(), clone_leaves(place.get())) for place in self._places]
+        self._versions = [[leaf._version for leaf in tree_leaves(value)] for _, value, _ in self._before]
+        self._trees: list[tuple[Place, Tree]] = []
+        self._counters: list[tuple[Place, Tensor]] = []
+        self._after: dict[str, Tree] = {}
+
+    def find_changes(self, device: torch.device) -> None:
+        """Look at what the call has changed since this was made, and put it into fixed tensors as it was before."""
+        self._after = {place.name: clone_leaves(place.get()) for place in self._places}
+        now = {place.name for place in places(self._root, self._name)}
+        added = sorted(now ^ {place.name for place in self._places})
+        if added:
+            raise CannotRecordError(f"{added[0]} appears or disappears in a step")
+        trees, counters = list[tuple[Place, Tree]](), list[tuple[Place, Tensor]]()
+        for (place, value, saved), versions in zip(self._before, self._versions, strict=True):
+            current = place.get()
+            if isinstance(value, HOST):
+                if _same(value, current):
+                    continue
+                if type(value) is not int or type(current) is not int:
+                    raise CannotRecordError(f"{place.name} changes on the host in every step")
+                counters.append((place, torch.tensor(value, device=device)))
+            elif current is not value or [leaf._version for leaf in tree_leaves(value)] != versions:
+                if any(leaf.device.type != device.type for leaf in tree_leaves(value)):
+                    raise CannotRecordError(f"{place.name} is not on the device")
+                if current is value:
+                    # Written in place: others may hold it, too.
+                    copy_leaves(value, saved)
+                trees.append((place, value if current is value else saved))
+        self._trees, self._counters = trees, counters
+        self._before, self._versions = [], []
+        for place, tree in trees:
+            place.set(tree)
+        for place, tensor in counters:
+            place.set(int(tensor))
+
+    def expected(self) -> list[Tensor]:
+        """List what the call had left in the fixed tensors."""
+        trees = [leaf for place, _ in self._trees for leaf in tree_leaves(self._after[place.name])]
+        counters = (torch.tensor(self._after[place.name], device=tensor.device) for place, tensor in self._counters)
+        return [*trees, *counters]
+
+    def leaves(self) -> list[Tensor]:
+        """List the fixed tensors."""
+        return [*(leaf for _, tree in self._trees for leaf in tree_leaves(tree)), *(tensor for _, tensor in self._counters)]
+
+    @contextmanager
+    def recorded(self) -> Iterator[None]:
+        """Context around the calls that are recorded: counters are tensors, and new values end in the fixed ones."""
+        counts = [place.get() for place, _ in self._counters]
+        for place, tensor in self._counters:
+            place.set(tensor)
+        try:
+            yield
+            for place, tree in self._trees:
+                copy_leaves(tree, place.get(), place.name)
+            for place, tensor in self._counters:
+                value = place.get()
+                if not isinstance(value, Tensor):
+                    raise CannotRecordError(f"{place.name} changes on the host in every step")
+                if value is not tensor:
+                    tensor.copy_(value)
+        finally:
+            for place, tree in self._trees:
+                place.set(tree)
+            for (place, _), number in zip(self._counters, counts, strict=True):
+                place.set(number)
+
+    def load(self) -> None:
+        """Copy what the object holds now into the fixed tensors, before a replay."""
+        for place, tree in self._trees:
+            current = place.get()
+            if current is not tree:
+                copy_leaves(tree, current, place.name)
+                place.set(tree)
+        for place, tensor in self._counters:
+            tensor.fill_(place.get())
+
+    def store_counters(self) -> None:
+        """Write the counters back to the host, which waits for the device if there are any."""
+        if self._counters:
+            numbers = torch.stack([tensor for _, tensor in self._counters]).tolist()
+            for (place, _), number in zip(self._counters, numbers, strict=True):
+                place.set(number)
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, np.ndarray):
+        return isinstance(other, np.ndarray) and one.dtype == other.dtype and np.array_equal(one, other)
+    return type(one) is type(other) and (one == other or one != one)
