@@ -15,18 +15,21 @@ class Echo:
         self.spec = holdfast.WorldSpec(obs_shape=(2,), action_names=("zero", "one"), best_return=1.0)
 
     def reset(self):
+        """Start every agent's first episode."""
         self.clock = 0
         self.left = self.bit = torch.zeros_like(self.agent)
         none = torch.zeros_like(self.agent, dtype=torch.bool)
         return self.observe(torch.zeros(self.agents, device=self.agent.device), ended=none, starts=~none)
 
     def step(self, actions):
+        """Answer, and go on."""
         query = self.left == 0
         reward = (query & (actions == self.bit)).float()
         self.clock, self.left = self.clock + 1, self.left - 1
         return self.observe(reward, ended=query, starts=query)
 
     def observe(self, reward, ended, starts):
+        """Return the step after an answer."""
         bit = rng.randint(2, self.seed, rng.STREAM_WORLD, self.agent, self.clock)
         self.bit = torch.where(starts, bit, self.bit)
         self.left = torch.where(starts, self.wait, self.left)

@@ -1,7 +1,8 @@
 """Calls recorded as CUDA graphs, which the GPU replays without the host."""
 
 import gc
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -9,8 +10,8 @@ from holdfast.errors import one_line
 from holdfast.types import Tensor
 
 Replay = Callable[[], None]
-_recording = False
-_constants: dict[Hashable, Tensor] = {}
+_recording = _preparing = False
+_constants: dict[Hashable, tuple[Tensor, object]] = {}
 
 
 class CannotRecordError(Exception):
@@ -27,13 +28,32 @@ def is_recording() -> bool:
     return _recording
 
 
-def constant(key: Hashable, compute: Callable[[], Tensor]) -> Tensor:
-    """Compute what depends on weights alone; while a call without gradients is recorded, only once."""
+def caller_records() -> bool:
+    """Return whether a caller records, or is about to, so that what it calls replays no graph of its own."""
+    return _recording or _preparing
+
+
+@contextmanager
+def preparing() -> Iterator[None]:
+    """Within this context, a call runs that is recorded next."""
+    global _preparing
+    _preparing = True
+    try:
+        yield
+    finally:
+        _preparing = False
+
+
+def constant(source: object, key: Hashable, compute: Callable[[], Tensor]) -> Tensor:
+    """Compute what depends on `source` alone; while a call without gradients is recorded, once until that changes."""
     if not _recording or torch.is_grad_enabled():
         return compute()
-    if key not in _constants:
-        _constants[key] = compute()
-    return _constants[key]
+    version = source._version if isinstance(source, Tensor) else 0
+    full_key = id(source), version, key
+    if full_key not in _constants:
+        # With the source, so that no other object gets its id.
+        _constants[full_key] = compute(), source
+    return _constants[full_key][0]
 
 
 def record(call: Callable[[], None], device: torch.device) -> Replay:

@@ -166,7 +166,10 @@ class ObjectState:
 
     def leaves(self) -> list[Tensor]:
         """List the fixed tensors."""
-        return [*(leaf for _, tree in self._trees for leaf in tree_leaves(tree)), *(tensor for _, tensor in self._counters)]
+        return [
+            *(leaf for _, tree in self._trees for leaf in tree_leaves(tree)),
+            *(tensor for _, tensor in self._counters),
+        ]
 
     @contextmanager
     def recorded(self) -> Iterator[None]:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from holdfast.cuda_graphs import is_recording
+from holdfast.cuda_graphs import constant, is_recording
 from holdfast.types import Float, Int, Tensor
 
 STREAM_WORLD = 1
@@ -52,10 +52,15 @@ def random_bits(
     seed: int, stream: int, agent: Int[Tensor, "..."], step: int | Int[Tensor, "..."]
 ) -> Int[Tensor, "..."]:
     """Draw 64 random bits per agent, a function of (seed, stream, agent, step)."""
-    key, stream_key = agent.long() * _GOLDEN + _as_signed(seed), _as_signed(stream * _GOLDEN)
+    stream_key = _as_signed(stream * _GOLDEN)
     counter = _as_signed(step * _GOLDEN) if isinstance(step, int) else step.long() * _GOLDEN
     if agent.device.type != "cpu" or agent.dim() == 0 or is_recording():
-        return _mix(_mix(_mix(key) + stream_key) + counter)
+        # While a rollout is recorded, all but the counter is computed once.
+        mixed = constant(
+            agent, (seed, stream), lambda: _mix(_mix(agent.long() * _GOLDEN + _as_signed(seed)) + stream_key)
+        )
+        return _mix(mixed + counter)
+    key = agent.long() * _GOLDEN + _as_signed(seed)
     # The same with NumPy, which has a quarter of the overhead for each of some forty operations.
     np_counter = counter if isinstance(counter, int) else counter.numpy()
     return torch.from_numpy(_mix(_mix(_mix(key.numpy()) + stream_key) + np_counter))

@@ -36,7 +36,10 @@ class Recorder(TorchDispatchMode):
 
     def _keep_written(self, function, args, kwargs):
         arguments = function._schema.arguments
-        pairs = [*zip(arguments, args, strict=False), *((each, kwargs[each.name]) for each in arguments if each.name in kwargs)]
+        pairs = [
+            *zip(arguments, args, strict=False),
+            *((each, kwargs[each.name]) for each in arguments if each.name in kwargs),
+        ]
         for argument, value in pairs:
             if argument.alias_info is None or not argument.alias_info.is_write:
                 continue

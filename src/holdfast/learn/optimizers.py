@@ -26,10 +26,11 @@ def make_optimizers(policy: LSTMWrapper, config: OptimizerConfig) -> dict[str, O
     """
     options, device = _options(config), next(policy.parameters()).device
     momentum = options.pop("momentum")
-    if can_record(device) and config.name != "muon":
-        # In a CUDA graph numbers are what they were when it was recorded, unless they are tensors.
-        rate = torch.tensor(config.learning_rate, device=device)
-        options |= {"lr": rate, "fused": True, "capturable": device.type == "cuda"}
+    if can_record(device):
+        options |= {"fused": True, "capturable": device.type == "cuda"}
+        if config.name != "muon":
+            # In a CUDA graph numbers are what they were when it was recorded, unless they are tensors.
+            options["lr"] = torch.tensor(config.learning_rate, device=device)
     if config.name == "adam":
         return {"Adam": torch.optim.Adam(policy.parameters(), **options)}
     if config.name == "adamw":
@@ -41,8 +42,7 @@ def make_optimizers(policy: LSTMWrapper, config: OptimizerConfig) -> dict[str, O
         raise ConfigError("Muon optimizes hidden matrices, and this policy has none; use trainer.optimizer.name=adamw.")
     shared: dict[str, Any] = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
     muon = torch.optim.Muon(matrices, momentum=momentum, adjust_lr_fn="match_rms_adamw", **shared)
-    capturable = {"capturable": True} if device.type == "cuda" else {}
-    return {"muon": muon, "adamw": torch.optim.AdamW(rest, **options, **capturable)}
+    return {"muon": muon, "adamw": torch.optim.AdamW(rest, **options)}
 
 
 def set_options(optimizers: Mapping[str, Optimizer], config: OptimizerConfig) -> None:

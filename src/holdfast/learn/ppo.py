@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
+from tensordict import TensorDict
 from torch import nn
 
 from holdfast import ranks
@@ -15,12 +16,21 @@ from holdfast.learn import losses, optimizers
 from holdfast.learn.advantage import Targets, gae, refresh_bootstrap, vtrace
 from holdfast.learn.nan_report import LossFunction, NonFiniteReport
 from holdfast.learn.recorded import RecordedMinibatch
-from holdfast.learn.replay import burn_in_live, burn_in_rows, measure_staleness, recompute, replay
+from holdfast.learn.replay import (
+    burn_in_live,
+    burn_in_rows,
+    recompute,
+    replay,
+    staleness_metrics,
+    staleness_sample,
+    staleness_sums,
+)
 from holdfast.learn.rewards import RewardNormalizer
 from holdfast.learn.teachers import TeacherOutput
 from holdfast.object_state import copy_leaves
 from holdfast.policies import LSTMWrapper
 from holdfast.policies.recurrent_policy import PolicyBatch
+from holdfast.recorded_call import RecordedCall
 from holdfast.rollout import Collector, Segments
 from holdfast.rollout.segments import (
     annealed_beta,
@@ -33,6 +43,7 @@ from holdfast.rollout.segments import (
 )
 from holdfast.state_tree import get_field, get_tensor_like
 from holdfast.types import Float, Int, Tensor
+from holdfast.worlds import Step
 
 Minibatch = tuple[Int[Tensor, " rows"], Float[Tensor, " rows"] | None]
 MAX_METRICS = ("ratio_error", "value_error")
@@ -215,8 +226,14 @@ class Learner:
         """Largest initial entry of each weight matrix, for weight clipping."""
         self.clip_reward = clip_reward
         self.reward_normalizer = RewardNormalizer() if config.normalize_reward else None
+        self._needs_statistics = True
+        self._sample: Int[Tensor, " N"] | None = None
         self._recorded: RecordedMinibatch | None = None
-        if graphs is not None and can_record(self._weights[0].device) and ranks.count() == 1:
+        is_on = graphs is not None and can_record(self._weights[0].device) and ranks.count() == 1
+        self._prepare = RecordedCall(self._shape_and_target, is_on=is_on)
+        self._finish = RecordedCall(self._explain_and_count, is_on=is_on)
+        self._staleness = RecordedCall(self._sum_staleness, is_on=is_on)
+        if is_on and graphs is not None:
             self._recorded = RecordedMinibatch(self, graphs)
 
     def update(
@@ -235,9 +252,12 @@ class Learner:
         """
         config = config or self.config
         optimizers.set_options(self.optimizers, config.optimizer)
-        segments = self._shape_rewards(segments, config.ppo.gamma)
-        targets = initial_targets = compute_targets(segments, config.ppo)
+        ppo = config.ppo
+        numbers = (ppo.gamma, ppo.gae_lambda, ppo.advantage, ppo.rho_clip, ppo.c_clip)
+        segments, targets = self._prepare(segments, ppo, key=numbers)
+        initial_targets = targets
         recorded, entry_state = self._recorded, segments.entry_state
+        self._needs_statistics = self._needs_statistics and self.policy.needs_statistics
         if recorded is not None:
             segments, targets = recorded.load(segments, targets, config, has_teachers=bool(teacher_outputs))
         inputs = (segments, targets, config, progress, teacher_outputs, hooks)
@@ -249,10 +269,7 @@ class Learner:
         if segments.entry_state is not entry_state:
             # Recomputed states count as the rollout's.
             copy_leaves(entry_state, segments.entry_state)
-        steps = segments.steps
-        explained = losses.explained_variance(steps["values"], initial_targets.returns, steps["valid"])
-        # After the last minibatch: until then replays need the statistics of the rollout.
-        self.policy.update_statistics(steps["env_obs"], initial_targets.returns, steps["valid"])
+        explained = self._finish(segments, initial_targets)
         beta = {"charts/beta": annealed_beta(config.sampling.beta0, progress)}
         return {
             **mean_metrics(reports),
@@ -275,7 +292,7 @@ class Learner:
         """Take the gradient steps of an update; return their metrics and the number of epochs."""
         reports, iteration, epochs = list[MinibatchReport](), int(segments.version[0]), 0
         recorded = self._recorded if replays else None
-        for epoch in range(0 if self.policy.needs_statistics else config.update_epochs):
+        for epoch in range(0 if self._needs_statistics else config.update_epochs):
             if epoch:
                 targets = self._refresh_targets(segments, targets, config)
             epoch_reports = []
@@ -295,19 +312,35 @@ class Learner:
                 break
         return reports, epochs
 
-    def _shape_rewards(self, segments: Segments, gamma: float) -> Segments:
-        """Clip and normalize the rewards of a rollout, as the config says."""
+    def _shape_and_target(self, segments: Segments, ppo: PPOConfig) -> tuple[Segments, Targets]:
+        """Clip and normalize the rewards of a rollout, as the config says, and compute the targets."""
         clip = self.clip_reward
         if clip is not None:
             segments = segments.map_rewards(lambda reward: reward.clamp(-clip, clip))
-        return segments if self.reward_normalizer is None else self.reward_normalizer.normalize(segments, gamma)
+        if self.reward_normalizer is not None:
+            segments = self.reward_normalizer.normalize(segments, ppo.gamma)
+        return segments, compute_targets(segments, ppo)
+
+    @torch.no_grad()
+    def _explain_and_count(self, segments: Segments, targets: Targets) -> Float[Tensor, ""]:
+        """Return the explained variance, and add the rollout to the policy's statistics.
+
+        After the last minibatch: until then replays need the statistics of the rollout.
+        """
+        steps = segments.steps
+        explained = losses.explained_variance(steps["values"], targets.returns, steps["valid"])
+        self.policy.update_statistics(steps["env_obs"], targets.returns, steps["valid"])
+        return explained
 
     def refresh(
         self, segments: Segments, collector: Collector, config: TrainerConfig | None = None
     ) -> dict[str, float]:
         """Measure the staleness of states, and refresh the live ones as `trainer.stale` says."""
         config = config or self.config
-        metrics = measure_staleness(self.policy, segments, collector.next_step)
+        metrics = {}
+        if self.policy.has_memory():
+            states = self.policy.store.view(0)
+            metrics = staleness_metrics(self._staleness(segments, collector.next_step, states, tuple(self._weights)))
         if config.stale == "recompute":
             _, after = recompute(self.policy, segments, batch_size=_segments_per_minibatch(config))
             self.policy.store.write(0, after)
@@ -315,6 +348,13 @@ class Learner:
             assert collector.next_burn_in is not None, "a collector with burn-in has collected a rollout"
             burn_in_live(self.policy, collector.next_burn_in, batch_size=_segments_per_minibatch(config))
         return metrics
+
+    def _sum_staleness(
+        self, segments: Segments, next_step: Step, states: TensorDict, weights: tuple[Tensor, ...]
+    ) -> Float[Tensor, " 4"]:
+        if self._sample is None:
+            self._sample = staleness_sample(segments.agent_shape[0]).to(segments.version.device)
+        return staleness_sums(self.policy, segments, next_step, self._sample)
 
     def state(self) -> dict[str, Any]:
         """Return the optimizer state, the initial weights and the weight bounds."""

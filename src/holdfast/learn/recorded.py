@@ -157,5 +157,7 @@ def _fixed_numbers(config: TrainerConfig) -> str:
     outside = () if config.ppo.advantage == "vtrace" else OUTSIDE
     ppo = config.ppo.model_dump(exclude={*COEFFICIENTS, *outside})
     optimizer = config.optimizer.model_dump(exclude=set() if config.optimizer.name == "muon" else {"learning_rate"})
-    numbers = {name: getattr(config, name) for name in ("accumulate", "stale", "burn_in", "clip_range", "minibatch_size")}
+    numbers = {
+        name: getattr(config, name) for name in ("accumulate", "stale", "burn_in", "clip_range", "minibatch_size")
+    }
     return repr((ppo, optimizer, numbers, config.sampling.method))

@@ -80,12 +80,12 @@ def measure_staleness(policy: LSTMWrapper, segments: Segments, next_step: Step) 
     if not policy.has_memory():
         return {}
     sample = staleness_sample(segments.agent_shape[0]).to(segments.version.device)
-    sums = ranks.reduce(
-        _staleness_sums(policy, segments, next_step, sample)
-        if len(sample)
-        else torch.zeros(4, dtype=torch.double, device=sample.device)
-    )
-    drift, num_states, kl, num_steps = sums.tolist()
+    return staleness_metrics(staleness_sums(policy, segments, next_step, sample))
+
+
+def staleness_metrics(sums: Float[Tensor, " 4"]) -> dict[str, float]:
+    """Return the metrics of `measure_staleness`, over all ranks, from their sums."""
+    drift, num_states, kl, num_steps = ranks.reduce(sums).tolist()
     return {"memory/drift": drift / num_states, "memory/stale_kl": max(0.0, kl / max(1, num_steps))}
 
 
@@ -97,10 +97,13 @@ def staleness_sample(agents: int) -> Int[Tensor, " N"]:
     return sample[(sample >= 0) & (sample < agents)]
 
 
-def _staleness_sums(
+@torch.no_grad()
+def staleness_sums(
     policy: LSTMWrapper, segments: Segments, next_step: Step, sample: Int[Tensor, " N"]
 ) -> Float[Tensor, " 4"]:
-    """Sum of the drift and number of states, sum of the KL and number of steps."""
+    """Sum of the drift and number of states, sum of the KL and number of steps, of a sample of agents."""
+    if not len(sample):
+        return torch.zeros(4, dtype=torch.double, device=sample.device)
     (agents, count), num_sampled = segments.agent_shape, len(sample)
     rows = segments.rows((sample[:, None] * count + torch.arange(count, device=sample.device)).flatten())
     rows = Segments(rows.steps, rows.entry_state, rows.tail, rows.version, num_sampled)
@@ -113,7 +116,7 @@ def _staleness_sums(
     kl = [_next_step_kl(policy, live, fresh_live, next_step, sample)]
     if count > 1:
         kl.append(_segment_kl(policy, rows, fresh_entry))
-    drift = torch.stack([distance.sum(), distance.new_tensor(float(distance.numel()))])
+    drift = torch.stack([distance.sum(), torch.full_like(distance.sum(), distance.numel())])
     return torch.cat([drift, torch.stack(kl).sum(0)]).double()
 
 

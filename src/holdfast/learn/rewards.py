@@ -38,7 +38,7 @@ class RewardNormalizer:
                 f"saved returns are {list(self._return.shape)}, must be [{len(rewards)}], one an agent."
             )
         returns = discounted_returns(rewards, valid, ended, self._return, gamma)
-        self._return = torch.where(ended[:, -1], 0.0, returns[:, -1])
+        self._return.copy_(torch.where(ended[:, -1], 0.0, returns[:, -1]))
         self._stats.update(returns, valid)
         std = self._stats.std.to(rewards.dtype)
         return segments.map_rewards(lambda reward: (reward / std).clamp(-CLIP, CLIP))

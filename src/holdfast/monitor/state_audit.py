@@ -160,7 +160,9 @@ class ResetAudit:
     def log_resets(self, length: int) -> None:
         """Allocate a log of the resets in each step of a rollout that is recorded."""
         agents = len(self.age)
-        self._log = {memory: torch.zeros(agents, length, dtype=torch.bool, device=self.age.device) for memory in self._memories}
+        self._log = {
+            memory: torch.zeros(agents, length, dtype=torch.bool, device=self.age.device) for memory in self._memories
+        }
 
     def log_step(self, t: int) -> None:
         """Write the resets of the cells' next calls into column `t` of the log."""

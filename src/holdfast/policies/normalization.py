@@ -11,6 +11,7 @@ from tensordict import TensorDict
 from torch import nn
 
 from holdfast import ranks
+from holdfast.cuda_graphs import constant
 from holdfast.errors import ContractError
 from holdfast.types import Bool, Float, Shaped, Tensor
 from holdfast.worlds.obs import Obs, subspaces
@@ -43,26 +44,36 @@ class RunningStats(nn.Module):
     @torch.no_grad()
     def update(self, x: Shaped[Tensor, "*batch"], valid: Bool[Tensor, "..."]) -> None:
         """Add the valid entries of a batch, of all ranks (Chan et al. 1983)."""
-        rows = x[valid].double()
-        count = ranks.reduce(rows.new_tensor(float(len(rows))))
-        if not bool(count):
-            return
-        mean = ranks.reduce(rows.sum(0)) / count
-        var = ranks.reduce((rows - mean).square().sum(0)) / count
-        total = self.count + count
+        mask = valid.reshape(*valid.shape, *[1] * self.mean.dim())
+        rows, axes = torch.where(mask, x, 0.0).double(), tuple(range(valid.dim()))
+        count = ranks.reduce(valid.sum().double())
+        # If there are none, all below is multiplied by 0.
+        number = count.clamp(min=1)
+        mean = ranks.reduce(rows.sum(axes)) / number
+        var = ranks.reduce(torch.where(mask, rows - mean, 0.0).square().sum(axes)) / number
+        total = (self.count + count).clamp(min=1)
         share, shift = count / total, mean - self.mean
         self.var.copy_((1 - share) * self.var + share * var + share * (1 - share) * shift.square())
         self.mean.add_(share * shift)
-        self.count.copy_(total)
+        self.count.add_(count)
 
     def normalize(self, x: Shaped[Tensor, "..."]) -> Float[Tensor, "..."]:
         """Return (x - mean) / std, clipped; of integers in float32."""
         x = x if x.is_floating_point() else x.float()
-        return ((x - self.mean.to(x.dtype)) / self.std.to(x.dtype)).clamp(-CLIP, CLIP)
+        mean, std = self._in(x.dtype)
+        return ((x - mean) / std).clamp(-CLIP, CLIP)
 
     def denormalize(self, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """Return x std + mean."""
-        return x * self.std.to(x.dtype) + self.mean.to(x.dtype)
+        mean, std = self._in(x.dtype)
+        return x * std + mean
+
+    def _in(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return mean and standard deviation in a dtype."""
+        return (
+            constant(self.mean, dtype, lambda: self.mean.to(dtype)),
+            constant(self.var, dtype, lambda: self.std.to(dtype)),
+        )
 
 
 def _require_statistics(stats: nn.Module, _: Any) -> None:

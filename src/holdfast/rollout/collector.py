@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import torch
 from tensordict import TensorDict
@@ -15,6 +15,7 @@ from holdfast.errors import ContractError
 from holdfast.policies import LSTMWrapper
 from holdfast.policies.distributions import distribution_for, require_fit
 from holdfast.policies.recurrent_policy import PolicyBatch
+from holdfast.recorded_call import RecordedCall
 from holdfast.rollout.bootstrap import bootstrap_value, has_truncated, truncation_values
 from holdfast.rollout.nan_checks import raise_non_finite_outputs
 from holdfast.rollout.recorded import RecordedRollout
@@ -27,6 +28,8 @@ from holdfast.worlds.checked_world import checked, raise_violations
 from holdfast.worlds.save_restore import obs_from_tree, resume_world, rows_from_tree, step_from_tree, step_to_tree
 from holdfast.worlds.step import ALL, AsyncWorld, PartialStep, Restarted, as_slice, concat, select
 
+
+@runtime_checkable
 class StepAudit(Protocol):
     """What sees every step of a rollout before the policy acts; of a recorded one, all at once after it."""
 
@@ -166,7 +169,9 @@ class Collector:
         self.episodes = EpisodeStatistics(world.agents, world.spec.parts, self._agent.device)
         self.timer = Timer(self._agent.device)
         self._recorded: RecordedRollout | None = None
-        if graphs is not None and cuda_graphs.can_record(self._agent.device) and ranks.count() == 1:
+        self._version: Int[Tensor, " B"] | None = None
+        self._split = RecordedCall(self._split_steps, is_on=graphs is not None and self._can_record())
+        if graphs is not None and self._can_record():
             self._recorded = RecordedRollout(self, graphs)
 
     @torch.no_grad()
@@ -184,6 +189,9 @@ class Collector:
                     recorder.record(group.rows, group.t)
                 self._env_step(group)
             return self._finish(version, *(recorder.states for recorder in recorders))
+
+    def _can_record(self) -> bool:
+        return cuda_graphs.can_record(self._agent.device) and ranks.count() == 1
 
     @property
     def steps(self) -> TensorDict:
@@ -305,8 +313,31 @@ class Collector:
         self, steps: TensorDict, version: int, entry: TensorDict, burn_in_states: TensorDict | None = None
     ) -> Segments:
         """Split steps `[A, length]` into rows `[A * length / horizon, horizon]` with their tails."""
-        step = self.next_step
-        values = bootstrap_value(self.policy, self._state(), step.obs, step.first, step.trial, step.valid)
+        rows, entry, tail = self._split(steps, entry, self.next_step, self._state())
+        if self._trim_tokens:
+            # Once per rollout, so that no update computes padding that all rows share.
+            rows = rows.clone(recurse=False)
+            rows["env_obs"] = tokens.shorten(rows["env_obs"])
+        return Segments(
+            rows,
+            entry,
+            tail,
+            self._versions(len(rows), version),
+            self.world.agents,
+            None if burn_in_states is None else self._burn_in(steps, burn_in_states),
+        )
+
+    def _versions(self, rows: int, version: int) -> Int[Tensor, " B"]:
+        """Return the version of each row: where rollouts are recorded, in a tensor that stays where it is."""
+        if self._recorded is None or self._version is None:
+            self._version = torch.full((rows,), version, device=self._agent.device)
+        return self._version.fill_(version)
+
+    def _split_steps(
+        self, steps: TensorDict, entry: TensorDict, step: Step, state: TensorDict
+    ) -> tuple[TensorDict, TensorDict, TensorDict]:
+        """Return rows, their entry states and their tails; `step` and `state` are those after the rollout."""
+        values = bootstrap_value(self.policy, state, step.obs, step.first, step.trial, step.valid)
         after = TensorDict(
             {
                 "rewards": step.reward,
@@ -318,20 +349,10 @@ class Collector:
             batch_size=[self.world.agents],
         )
         rows = steps.unflatten(1, (self.length // self.horizon, self.horizon))
-        if self._trim_tokens:
-            # Once per rollout, so that no update computes padding that all rows share.
-            rows["env_obs"] = tokens.shorten(rows["env_obs"])
         rows["values_now"], rows["ratio"] = rows["values"].clone(), torch.ones_like(rows["values"])
         tail = cast("TensorDict", torch.cat([rows[:, 1:, 0].select(*TAIL_KEYS), after[:, None]], dim=1))
         tail["values"] = segment_end_values(steps["values"], steps, after, self.horizon)
-        return Segments(
-            rows.flatten(0, 1),
-            entry.flatten(0, 1),
-            tail.flatten(0, 1),
-            torch.full((len(rows) * rows.shape[1],), version, device=self._agent.device),
-            self.world.agents,
-            None if burn_in_states is None else self._burn_in(steps, burn_in_states),
-        )
+        return rows.flatten(0, 1), entry.flatten(0, 1), tail.flatten(0, 1)
 
     def _burn_in(self, steps: TensorDict, states: TensorDict) -> BurnIn:
         """Gather the steps before each row; before the first rollout they are invalid."""

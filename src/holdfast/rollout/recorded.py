@@ -11,6 +11,7 @@ from holdfast import cuda_graphs
 from holdfast.cuda_graphs import CannotRecordError, Replay, is_recording
 from holdfast.object_state import ObjectState, clone_leaves, copy_leaves
 from holdfast.object_state import tree_leaves as leaves_of
+from holdfast.recorded_call import RecordedCall
 from holdfast.rng import generator_of, set_generator
 from holdfast.types import Tensor
 from holdfast.worlds import Step
@@ -30,8 +31,8 @@ otherwise, a few agents sample another action."""
 class RecordedRollout:
     """Replays the rollouts of a collector.
 
-    The first rollout runs step by step. Before the second, its segments are recorded; the first of them is replayed, and
-    compared with the same one step by step. A rollout that cannot be recorded runs step by step; one line says why.
+    The first rollout runs step by step. Before the second, its segments are recorded; the first of them is replayed,
+    and compared with the same one step by step. What cannot be recorded runs step by step; one line says why.
     """
 
     def __init__(self, collector: "Collector", log: Callable[[str], None]) -> None:
@@ -41,6 +42,7 @@ class RecordedRollout:
         self._is_off = self._is_initialized = False
         self._replays = list[Replay]()
         self._addresses = list[int]()
+        self._count = RecordedCall(self._count_steps, is_on=True)
 
     def is_ready(self) -> bool:
         """Return whether the next rollout can be replayed; record it if it is time to."""
@@ -72,12 +74,14 @@ class RecordedRollout:
             for replay in self._replays:
                 replay()
         self._state.store_counters()
-        self._count(after)
+        if type(collector.world) is CheckedWorld:
+            collector.world.begin_rollout(collector.length)
+        self._count(collector.steps, after)
         return [recorder.states for recorder in self._recorders]
 
-    def _count(self, after: Step) -> None:
+    def _count_steps(self, steps: TensorDict, after: Step) -> None:
         """Count episodes and resets, and check what the world returned, for all steps at once."""
-        collector, steps, world = self._collector, self._collector.steps, self._collector.world
+        collector, world = self._collector, self._collector.world
         rewards = torch.cat([steps["rewards"][:, 1:], after.reward[:, None]], dim=1)
         ended = (steps["dones"] | steps["truncateds"])[:, 1:]
         ended = torch.cat([ended, (after.terminated | after.truncated)[:, None]], dim=1)
@@ -101,7 +105,7 @@ class RecordedRollout:
         if collector.audit is not None:
             collector.audit.log_resets(collector.length)
         memory, generator = store.read(0, world.agents).clone(), generator_of(device)
-        with store.scratch(world.agents):
+        with cuda_graphs.preparing(), store.scratch(world.agents):
             store.write(0, memory)
             self._segment(0)
             expected = [*self._results(), *(leaf.clone() for leaf in leaves_of(store.read(0, world.agents)))]
@@ -160,7 +164,9 @@ def _difference(expected: list[Tensor], actual: list[Tensor]) -> str:
     """Return how a replay differs from what was recorded by more than rounding; "": it does not."""
     for one, other in zip(expected, actual, strict=True):
         one, other = one.double(), other.double()
-        differs = ~((one - other).abs() <= TOLERANCE * one.abs().clamp(min=1)) & ~((one == other) | (one.isnan() & other.isnan()))
+        differs = ~((one - other).abs() <= TOLERANCE * one.abs().clamp(min=1)) & ~(
+            (one == other) | (one.isnan() & other.isnan())
+        )
         share = float(differs.double().mean()) if differs.numel() else 0.0
         if share > SHARE:
             return f"its replay gives other numbers ({share:.1%} of them); does the world use numbers of the host?"

@@ -58,7 +58,10 @@ class EpisodeStatistics:
         last_end = torch.where(next_ended, steps, 0).amax(1, keepdim=True)
         before, acted = steps <= last_end, valid.double()
         counts = torch.stack([next_ended.double(), torch.where(valid, next_rewards, 0.0).double(), acted], dim=-1)
-        done, left = torch.where(before[..., None], counts, 0.0).sum(1), torch.where(before[..., None], 0.0, counts).sum(1)
+        done, left = (
+            torch.where(before[..., None], counts, 0.0).sum(1),
+            torch.where(before[..., None], 0.0, counts).sum(1),
+        )
         has_ended = last_end > 0
         self._totals += torch.where(has_ended, self._running + done, 0.0)
         self._running.copy_(torch.where(has_ended, left, self._running + left))

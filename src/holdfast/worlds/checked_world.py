@@ -72,6 +72,8 @@ class CheckedWorld(Checked):
         self._steps = -1
         empty = torch.zeros(0)
         self._over = self._acting = self._has_acted = self._violations = self._violation_steps = empty
+        self._start = empty
+        """The number of the step before a rollout that is checked as a whole."""
 
     def reset(self) -> Step:
         """Start every agent's first episode."""
@@ -96,8 +98,15 @@ class CheckedWorld(Checked):
         self._require(step, self._schema)
         return self._check_step(step)
 
+    def begin_rollout(self, length: int) -> None:
+        """Count the steps of a rollout that `check_rollout` checks next."""
+        if self._start.device != self._over.device or not self._start.numel():
+            self._start = torch.zeros_like(self._violation_steps[:1])
+        self._start.fill_(self._steps)
+        self._steps += length
+
     def check_rollout(self, steps: TensorDictBase, after: Step, last_obs_ok: Bool[Tensor, "A L"]) -> None:
-        """Record the violations of a rollout `[A,L]` whose steps were not checked one by one, and of the step after it."""
+        """Record the violations in a rollout `[A,L]` whose steps were not checked one by one."""
 
         def results(key: str, last: Tensor) -> Tensor:
             return torch.cat([steps[key][:, 1:], last[:, None]], dim=1)
@@ -117,7 +126,10 @@ class CheckedWorld(Checked):
         acted = (last(valid, self._has_acted) >= last(first, ~self._has_acted))[:, :-1]
         masks = {
             "reward": acting & ~(results("rewards", after.reward).abs() <= LARGEST_REWARD),
-            "obs": torch.cat([_non_finite_steps(steps["env_obs"], acting)[:, 1:], non_finite_rows(after.obs, after.valid)[:, None]], 1),
+            "obs": torch.cat(
+                [_non_finite_steps(steps["env_obs"], acting)[:, 1:], non_finite_rows(after.obs, after.valid)[:, None]],
+                1,
+            ),
             "again": ends & was_over,
             "no end": first & acted & ~(was_over | ends),
             "no first": valid & (was_over | ends) & ~first,
@@ -125,7 +137,9 @@ class CheckedWorld(Checked):
         }
         if self._has_discrete_obs:
             flat = out_of_range(steps["env_obs"].flatten(0, 1), self.spec.observation_space).unflatten(0, acting.shape)
-            masks["outside"] = valid & torch.cat([flat[:, 1:], out_of_range(after.obs, self.spec.observation_space)[:, None]], 1)
+            masks["outside"] = valid & torch.cat(
+                [flat[:, 1:], out_of_range(after.obs, self.spec.observation_space)[:, None]], 1
+            )
         if self.spec.truncates == "never":
             masks["never"] = truncated
         bits = [masks[name].long() << bit for bit, name in enumerate(VIOLATIONS) if name in masks]
@@ -133,11 +147,10 @@ class CheckedWorld(Checked):
         step = (wrong != 0).int().argmax(1)
         new = (self._violations == 0) & (wrong != 0).any(1)
         self._violations.copy_(torch.where(new, wrong.gather(1, step[:, None])[:, 0], self._violations))
-        self._violation_steps.copy_(torch.where(new, self._steps + 1 + step, self._violation_steps))
+        self._violation_steps.copy_(torch.where(new, self._start + 1 + step, self._violation_steps))
         self._over.copy_((over > starts)[:, -1])
         self._has_acted.copy_((last(valid, self._has_acted) >= last(first, ~self._has_acted))[:, -1])
         self._acting.copy_(after.valid)
-        self._steps += acting.shape[1]
 
     def state(self) -> dict[str, Any] | None:
         """Return the state of the world and of the checks."""

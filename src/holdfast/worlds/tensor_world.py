@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from holdfast import rng
-from holdfast.cuda_graphs import is_recording
+from holdfast.cuda_graphs import caller_records
 from holdfast.errors import ConfigError, ContractError
 from holdfast.state_tree import get_field, get_tensor_like, mismatch, require_equal
 from holdfast.types import Bool, Int, Shaped, Tensor, UInt8
@@ -176,7 +176,7 @@ class TensorWorld(ABC):
         if not self._started:
             raise ContractError("Call reset() before the first step().")
         check_actions(actions, self.agents, len(self.spec.action_names))
-        if actions.device.type != "cuda" or is_recording():
+        if actions.device.type != "cuda" or caller_records():
             return self._advance(actions)
         with torch.cuda.device(actions.device):
             if self._graph_step is None:

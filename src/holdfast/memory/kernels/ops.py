@@ -36,7 +36,7 @@ def lstm(
     product with ones is three times as fast as torch's sum.
     """
     weight_ih, weight_hh, bias_ih, bias_hh = (_cast(weight, dtype) for weight in weights)
-    bias = constant((id(weights[2]), dtype, "sum"), lambda: bias_ih + bias_hh)
+    bias = constant(weights[2], (dtype, "sum"), lambda: bias_ih + bias_hh)
     gates = torch.nn.functional.linear(x.to(dtype), weight_ih, bias.detach())
     keep = torch.is_grad_enabled() and any(t.requires_grad for t in (gates, weight_hh, bias, h, c))
     outputs = _lstm(gates, weight_hh, bias, h.contiguous(), c.contiguous(), code, keep, _precision(dtype))
@@ -62,7 +62,7 @@ def gru(
 
 
 def _cast(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    return constant((id(weight), dtype), lambda: weight.to(dtype))
+    return constant(weight, dtype, lambda: weight.to(dtype))
 
 
 def _precision(dtype: torch.dtype) -> str:
