@@ -18,6 +18,10 @@ class CannotRecordError(Exception):
     """A call cannot be recorded; the message says why."""
 
 
+class OverwrittenError(CannotRecordError):
+    """A tensor was to be stored, and has been overwritten meanwhile."""
+
+
 def can_record(device: torch.device) -> bool:
     """Return whether calls on a device can be recorded."""
     return device.type == "cuda"
@@ -76,6 +80,7 @@ def record(call: Callable[[], None], device: torch.device) -> Replay:
         ):
             call()
     except CannotRecordError:
+        # With its own words.
         raise
     except Exception as error:
         raise CannotRecordError(one_line(error)) from error

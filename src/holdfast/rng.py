@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from holdfast.cuda_graphs import constant, is_recording
+from holdfast.kernel_support import refused_on
 from holdfast.types import Float, Int, Tensor
 
 STREAM_WORLD = 1
@@ -52,6 +53,9 @@ def random_bits(
     seed: int, stream: int, agent: Int[Tensor, "..."], step: int | Int[Tensor, "..."]
 ) -> Int[Tensor, "..."]:
     """Draw 64 random bits per agent, a function of (seed, stream, agent, step)."""
+    drawn = _by_kernel("bits", seed, stream, agent, step)
+    if drawn is not None:
+        return drawn
     stream_key = _as_signed(stream * _GOLDEN)
     counter = _as_signed(step * _GOLDEN) if isinstance(step, int) else step.long() * _GOLDEN
     if agent.device.type != "cpu" or agent.dim() == 0 or is_recording():
@@ -68,6 +72,9 @@ def random_bits(
 
 def uniform(seed: int, stream: int, agent: Int[Tensor, "..."], step: int | Int[Tensor, "..."]) -> Float[Tensor, "..."]:
     """Draw a float32 in [0, 1) per agent."""
+    drawn = _by_kernel("uniform", seed, stream, agent, step)
+    if drawn is not None:
+        return drawn
     return _shift_right(random_bits(seed, stream, agent, step), 40).float() * 2.0**-24
 
 
@@ -75,7 +82,25 @@ def randint(
     limit: int, seed: int, stream: int, agent: Int[Tensor, "..."], step: int | Int[Tensor, "..."]
 ) -> Int[Tensor, "..."]:
     """Draw an integer in [0, limit) per agent."""
+    drawn = _by_kernel("randint", seed, stream, agent, step, limit)
+    if drawn is not None:
+        return drawn
     return (_shift_right(random_bits(seed, stream, agent, step), 33) * limit) >> 31
+
+
+def _by_kernel(
+    kind: str, seed: int, stream: int, agent: Int[Tensor, "..."], step: int | Int[Tensor, "..."], limit: int = 1
+) -> Tensor | None:
+    """Draw in one kernel instead of some twenty; None: it cannot run here, or not for these shapes."""
+    has_many = isinstance(step, Tensor) and step.dim() > 0
+    if not agent.is_cuda or agent.dtype != torch.int64 or has_many or not agent.is_contiguous():
+        return None
+    if refused_on(agent.device) is not None:
+        return None
+    from holdfast import rng_kernel
+
+    with torch.cuda.device(agent.device):
+        return rng_kernel.draw(kind, agent, step, seed=_as_signed(seed), stream=stream, limit=limit)
 
 
 def derive_seed(seed: int, stream: int, number: int = 0) -> int:

@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from holdfast.errors import ConfigError, ContractError
+from holdfast import kernel_support
 from holdfast.memory import GRU, LSTM, kernels, require_kernel, use_kernel
 from holdfast.memory.layers import FEW_ROWS
 
@@ -50,23 +51,23 @@ def test_triton_kernel_that_cannot_run_is_an_error(monkeypatch):
             double.initial(2),
             torch.zeros(2, dtype=torch.bool, device=DEVICE),
         )
-    monkeypatch.setattr(kernels, "find_spec", lambda name: None)
-    kernels._refused_on.cache_clear()
+    monkeypatch.setattr(kernel_support, "find_spec", lambda name: None)
+    kernel_support._refused_on.cache_clear()
     assert kernels.refusal(DEVICE, 32) == "Triton is not installed"
-    kernels._refused_on.cache_clear()
+    kernel_support._refused_on.cache_clear()
 
 
 def test_kernels_refuse_an_old_triton_and_log_it_once(monkeypatch, caplog):
     triton = pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setattr(triton, "__version__", "3.2.0")
-    kernels._refused_on.cache_clear()
+    kernel_support._refused_on.cache_clear()
     cell, x = LSTM(4, 32), torch.randn(2, 4)
     use_kernel(cell, "triton")
     for _ in range(2):
         with pytest.raises(ContractError, match=r"they need Triton 3\.6 or newer, not 3\.2\.0\. Use auto\."):
             cell(x, cell.initial(2), torch.zeros(2, dtype=torch.bool))
-    kernels._refused_on.cache_clear()
+    kernel_support._refused_on.cache_clear()
     words = "Without Triton kernels, torch's own run on cpu: they need Triton 3.6 or newer, not 3.2.0."
     assert caplog.messages == [words]
 

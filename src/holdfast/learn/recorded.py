@@ -1,6 +1,7 @@
 """The gradient step of a minibatch as a CUDA graph."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +12,7 @@ from holdfast.cuda_graphs import CannotRecordError, Replay
 from holdfast.learn.advantage import Targets
 from holdfast.object_state import clone_leaves, copy_leaves, tree_leaves
 from holdfast.rollout import Segments
+from holdfast.rollout.segments import POLICY_INPUTS
 from holdfast.types import Float, Int, Tensor
 
 if TYPE_CHECKING:
@@ -20,6 +22,8 @@ COEFFICIENTS = ("clip_coef", "vf_clip_coef", "vf_coef", "ent_coef")
 """Numbers of the loss that may change between updates: the graph reads them from tensors."""
 OUTSIDE = ("target_kl", "gamma", "gae_lambda", "rho_clip", "c_clip")
 """Numbers that the recorded step does not read, but for V-trace."""
+READ = (*POLICY_INPUTS, "actions", "act_log_prob", "values")
+"""What the step reads of a rollout, but for V-trace."""
 MAX_RECORDINGS = 8
 """A step that must be recorded more often than this, because numbers or shapes change, is not recorded any more."""
 
@@ -111,9 +115,13 @@ class RecordedMinibatch:
         segments, learner, config = self._segments, self._learner, self._config
         assert segments is not None, "an update starts with load()"
 
+        read = segments
+        if config.ppo.advantage != "vtrace":
+            read = replace(segments, steps=segments.steps.select(*READ), tail=segments.tail.select())
+
         def step() -> None:
             given = None if weights is None else self._weights
-            rows, targets = segments.rows(self._index), self._targets.rows(self._index)
+            rows, targets = read.rows(self._index), self._targets.rows(self._index)
             gradients = learner.compute_gradients(rows, given, targets, config)
             self._finite.logical_and_(torch.isfinite(gradients.norm + gradients.loss))
             self._report = learner.take_step(gradients, segments, self._index, config)

@@ -140,8 +140,8 @@ class RecurrentLayers(ABC):
         y_BTH = x[:, None] if x.dim() == 2 else x
         clear = torch.zeros(x.shape[:-1], dtype=torch.bool, device=x.device) if clear is None else clear
         # A copy: the caller may overwrite the clears before the backward pass.
-        code = clear.byte()
-        code = code if valid is None else code | ((~valid).byte() << 1)
+        bits = clear.view(torch.uint8)
+        code = bits.clone() if valid is None else torch.add(bits, (~valid).view(torch.uint8), alpha=2)
         layers = []
         for number in range(self.num_layers):
             before = [leaf[:, number] for leaf in state]

@@ -18,7 +18,7 @@ from holdfast.state_tree import get_tensor_like
 from holdfast.types import Bool, Float, Int, Tensor
 from holdfast.worlds import Step
 from holdfast.worlds.obs import tensors_of
-from holdfast.worlds.step import ALL, array_module, as_array
+from holdfast.worlds.step import ALL, array_module, as_array, latest
 
 CELL_ARGUMENTS = ("x", "state", "clear", "valid")
 """Arguments of a cell's call, by position or by name."""
@@ -177,8 +177,9 @@ class ResetAudit:
         first, valid = steps["first"], steps["valid"]
         ended, starts = steps["dones"] | steps["truncateds"], first | valid
         # As step by step: an end sets `expected`, a start clears it; acting sets `has_acted`.
-        expected, all_expected = _latch(self._expected, ended, starts, set_wins=False)
-        has_acted, all_acted = _latch(self._has_acted, valid, first | ended, set_wins=True)
+        all_expected = latest(ended, self._expected) > latest(starts, ~self._expected)
+        all_acted = latest(valid, self._has_acted) >= latest(first | ended, ~self._has_acted)
+        expected, has_acted = all_expected[:, :-1], all_acted[:, :-1]
         due = ((expected | ended) & starts) | (first & ~has_acted)
         if self._policy.clear_on == "trial":
             due = due | steps["trial"]
@@ -190,8 +191,8 @@ class ResetAudit:
         last = torch.where(all_cells, number, 0).amax(1)
         acted = (valid & (number >= last[:, None])).sum(1)
         self.age.copy_(torch.where(last > 0, acted, self.age + acted))
-        self._expected.copy_(all_expected)
-        self._has_acted.copy_(all_acted)
+        self._expected.copy_(all_expected[:, -1])
+        self._has_acted.copy_(all_acted[:, -1])
 
     def pop_metrics(self) -> dict[str, int]:
         """Return the counts since the last call; empty without memory.
@@ -261,21 +262,6 @@ class ResetAudit:
         counts += array_module(self.age).stack([due & all_cells, due & ~all_cells, any_cell & ~due]).sum(1)
         age[self._rows] = age[self._rows] * ~all_cells + self._valid
         self._pending, self._cleared = None, {}
-
-
-def _latch(
-    before: Bool[Tensor, " A"], sets: Bool[Tensor, "A L"], clears: Bool[Tensor, "A L"], *, set_wins: bool
-) -> tuple[Bool[Tensor, "A L"], Bool[Tensor, " A"]]:
-    """Return a flag before each step, and after the last one: some steps set it, others clear it."""
-    number = torch.arange(1, sets.shape[1] + 1, device=sets.device)
-
-    def last(steps: Tensor, at_first: Tensor) -> Tensor:
-        start = torch.where(at_first, 0, -1)[:, None]
-        return torch.cat([start, torch.where(steps, number, -1)], dim=1).cummax(1).values
-
-    last_set, last_clear = last(sets, before), last(clears, ~before)
-    flag = last_set >= last_clear if set_wins else last_set > last_clear
-    return flag[:, :-1], flag[:, -1]
 
 
 @torch.no_grad()

@@ -11,6 +11,7 @@ import torch
 from tensordict import TensorDict
 
 from holdfast import cuda_graphs, ranks
+from holdfast.cuda_graphs import OverwrittenError, is_recording
 from holdfast.errors import ContractError
 from holdfast.policies import LSTMWrapper
 from holdfast.policies.distributions import distribution_for, require_fit
@@ -46,6 +47,8 @@ class StepAudit(Protocol):
         """See the steps `[A,L]` of a recorded rollout."""
 
 
+SMALL = 64
+"""Bytes of an agent's leaf up to which the steps of a recorded segment are stored at once."""
 TAIL_KEYS = ("rewards", "dones", "truncateds", "values", "last_values")
 
 
@@ -160,6 +163,9 @@ class Collector:
         self._rows_alone = group * ranks.count() if ranks.count() > 1 else 0
         self._keys = [*policy.get_agent_experience_spec().keys(), "last_values"]
         self._steps: TensorDict | None = None
+        self.copies_steps = False
+        """Whether the steps of a segment that is recorded are copied: the world writes each into the one before."""
+        self._later = dict[str, list[tuple[Tensor, int]]]()
         self.draws = torch.zeros(0)
         """The uniform numbers that the rollout's actions are sampled with."""
         dtype = next(policy.parameters()).dtype
@@ -278,14 +284,27 @@ class Collector:
             self._steps = self._make_buffer(transition)
         (rows, t), columns, leaves = index, [], []
         for key, buffer in self._steps.items():
-            if isinstance(buffer, Tensor) and isinstance(rows, slice) and isinstance(t, int):
+            leaf = transition[str(key)]
+            if is_recording() and isinstance(leaf, Tensor) and leaf[0].nbytes <= SMALL:
+                leaf = leaf.clone() if self.copies_steps else leaf
+                self._later.setdefault(str(key), []).append((leaf, leaf._version))
+            elif isinstance(buffer, Tensor) and isinstance(rows, slice) and isinstance(t, int):
                 columns.append(buffer.select(1, t)[rows])
-                leaves.append(transition[str(key)])
+                leaves.append(leaf)
             else:
-                buffer[index] = transition[str(key)]
+                buffer[index] = leaf
         if columns:
             # All of them in one call.
             torch._foreach_copy_(columns, leaves)  # pyright: ignore[reportPrivateImportUsage]
+
+    def store_recorded(self, start: int) -> None:
+        """Store the small leaves of a segment that was recorded, from step `start` on: one operation for each leaf."""
+        later, self._later = self._later, {}
+        for key, leaves in later.items():
+            if any(leaf._version != version for leaf, version in leaves):
+                raise OverwrittenError(f"the world writes {key} into the tensor of the step before")
+            columns = self.steps[key][:, start : start + len(leaves)]
+            columns.copy_(torch.stack([leaf for leaf, _ in leaves], dim=1))
 
     def _make_buffer(self, transition: Mapping[str, Any]) -> TensorDict:
         """Check the policy's outputs, and return zeros for as many steps as a rollout has."""

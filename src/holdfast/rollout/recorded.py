@@ -8,7 +8,7 @@ import torch
 from tensordict import TensorDict
 
 from holdfast import cuda_graphs
-from holdfast.cuda_graphs import CannotRecordError, Replay, is_recording
+from holdfast.cuda_graphs import CannotRecordError, OverwrittenError, Replay, is_recording
 from holdfast.object_state import ObjectState, clone_leaves, copy_leaves
 from holdfast.object_state import tree_leaves as leaves_of
 from holdfast.recorded_call import RecordedCall
@@ -112,7 +112,11 @@ class RecordedRollout:
         copy_leaves(self._next_step, collector.next_step)
         self._state.find_changes(device)
         expected += self._state.expected()
-        self._replays = [cuda_graphs.record(partial(self._recorded_segment, number), device) for number in range(count)]
+        try:
+            self._replays = self._record_segments(count, device)
+        except OverwrittenError:
+            collector.copies_steps = True
+            self._replays = self._record_segments(count, device)
         self._state.load()
         before = [leaf.clone() for leaf in self._state.leaves()]
         set_generator(generator, device)
@@ -128,6 +132,9 @@ class RecordedRollout:
         self._addresses = self._current_addresses()
         if reason:
             raise CannotRecordError(reason)
+
+    def _record_segments(self, count: int, device: torch.device) -> list[Replay]:
+        return [cuda_graphs.record(partial(self._recorded_segment, number), device) for number in range(count)]
 
     def _recorded_segment(self, number: int) -> None:
         with self._state.recorded():
@@ -145,6 +152,8 @@ class RecordedRollout:
             step = self._world.step(collector.policy.env_actions(outputs["actions"]))
             if step.last_obs is not None:
                 self._last_obs_ok[:, t] = ~non_finite_rows(step.last_obs, step.truncated)
+        if is_recording():
+            collector.store_recorded(number * collector.horizon)
         copy_leaves(self._next_step, step, "a step")
 
     def _results(self) -> list[Tensor]:

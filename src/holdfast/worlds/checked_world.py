@@ -14,7 +14,7 @@ from holdfast.types import Bool, Int, Shaped, Tensor
 from holdfast.worlds.obs import Obs, StepSchema, has_discrete, out_of_range, tensors_of
 from holdfast.worlds.reshard import reshard
 from holdfast.worlds.save_restore import restore_world, save_world
-from holdfast.worlds.step import ALL, AsyncWorld, PartialStep, Restarted, Step, World, as_array
+from holdfast.worlds.step import ALL, AsyncWorld, PartialStep, Restarted, Step, World, as_array, latest
 
 T = TypeVar("T")
 LARGEST_REWARD = 1e15
@@ -114,16 +114,11 @@ class CheckedWorld(Checked):
         acting = steps["valid"]
         first, valid = results("first", after.first), results("valid", after.valid)
         truncated, ends = results("truncateds", after.truncated), results("dones", after.terminated)
-        ends, number = ends | truncated, torch.arange(1, acting.shape[1] + 1, device=acting.device)
-
-        def last(mask: Tensor, at_first: Tensor) -> Tensor:
-            start = torch.where(at_first, 0, -1)[:, None]
-            return torch.cat([start, torch.where(mask, number, -1)], dim=1).cummax(1).values
-
+        ends = ends | truncated
         # As in `_check_step`: an end sets `over`, `first` clears it; acting sets `has_acted`, `first` clears it.
-        starts, over = last(first, ~self._over), last(ends, self._over)
-        was_over = (over > starts)[:, :-1]
-        acted = (last(valid, self._has_acted) >= last(first, ~self._has_acted))[:, :-1]
+        all_over = latest(ends, self._over) > latest(first, ~self._over)
+        all_acted = latest(valid, self._has_acted) >= latest(first, ~self._has_acted)
+        was_over, acted = all_over[:, :-1], all_acted[:, :-1]
         masks = {
             "reward": acting & ~(results("rewards", after.reward).abs() <= LARGEST_REWARD),
             "obs": torch.cat(
@@ -148,8 +143,8 @@ class CheckedWorld(Checked):
         new = (self._violations == 0) & (wrong != 0).any(1)
         self._violations.copy_(torch.where(new, wrong.gather(1, step[:, None])[:, 0], self._violations))
         self._violation_steps.copy_(torch.where(new, self._start + 1 + step, self._violation_steps))
-        self._over.copy_((over > starts)[:, -1])
-        self._has_acted.copy_((last(valid, self._has_acted) >= last(first, ~self._has_acted))[:, -1])
+        self._over.copy_(all_over[:, -1])
+        self._has_acted.copy_(all_acted[:, -1])
         self._acting.copy_(after.valid)
 
     def state(self) -> dict[str, Any] | None:

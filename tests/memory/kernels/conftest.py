@@ -1,13 +1,13 @@
 import pytest
 import torch
 
-from holdfast.memory import kernels
+from holdfast import kernel_support
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def pytest_collection_modifyitems(items):
-    reason = kernels.refused_on(DEVICE)
+    reason = kernel_support.refused_on(DEVICE)
     if reason is not None and "Triton 3" in reason:
         for item in items:
             if "tests/memory/kernels" in str(item.path):
