@@ -34,6 +34,8 @@ def clone_leaves(tree: Tree) -> Tree:
     """Copy a tree with its tensors."""
     if isinstance(tree, Tensor | TensorDictBase):
         return tree.clone()
+    if isinstance(tree, np.ndarray):
+        return tree.copy()
     if isinstance(tree, tuple):
         parts = [clone_leaves(value) for value in tree]
         return type(tree)(*parts) if hasattr(tree, "_fields") else tuple(parts)
@@ -129,34 +131,39 @@ class ObjectState:
         self._after: dict[str, Tree] = {}
 
     def find_changes(self, device: torch.device) -> None:
-        """Look at what the call has changed since this was made, and put it into fixed tensors as it was before."""
+        """Find what the call has changed since this was made, put it back, and keep it in fixed tensors."""
         self._after = {place.name: clone_leaves(place.get()) for place in self._places}
         now = {place.name for place in places(self._root, self._name)}
         added = sorted(now ^ {place.name for place in self._places})
+        current = [place.get() if place.name in now else None for place in self._places]
+        versions = [[leaf._version for leaf in tree_leaves(value)] for _, value, _ in self._before]
+        self._put_back()
         if added:
             raise CannotRecordError(f"{added[0]} appears or disappears in a step")
-        trees, counters = list[tuple[Place, Tree]](), list[tuple[Place, Tensor]]()
-        for (place, value, saved), versions in zip(self._before, self._versions, strict=True):
-            current = place.get()
+        changes = zip(self._before, current, self._versions, versions, strict=True)
+        for (place, value, saved), new, version, new_version in changes:
             if isinstance(value, HOST):
-                if _same(value, current):
+                if _same(saved, new):
                     continue
-                if type(value) is not int or type(current) is not int:
+                if type(value) is not int or type(new) is not int:
                     raise CannotRecordError(f"{place.name} changes on the host in every step")
-                counters.append((place, torch.tensor(value, device=device)))
-            elif current is not value or [leaf._version for leaf in tree_leaves(value)] != versions:
+                self._counters.append((place, torch.tensor(value, device=device)))
+            elif new is not value or new_version != version:
                 if any(leaf.device.type != device.type for leaf in tree_leaves(value)):
                     raise CannotRecordError(f"{place.name} is not on the device")
-                if current is value:
-                    # Written in place: others may hold it, too.
-                    copy_leaves(value, saved)
-                trees.append((place, value if current is value else saved))
-        self._trees, self._counters = trees, counters
+                # What is written in place may be held by others, too.
+                self._trees.append((place, value if new is value else saved))
         self._before, self._versions = [], []
-        for place, tree in trees:
+        for place, tree in self._trees:
             place.set(tree)
-        for place, tensor in counters:
-            place.set(int(tensor))
+
+    def _put_back(self) -> None:
+        for place, value, saved in self._before:
+            if isinstance(value, np.ndarray):
+                np.copyto(value, saved)
+            elif not isinstance(value, HOST):
+                copy_leaves(value, saved)
+            place.set(value)
 
     def expected(self) -> list[Tensor]:
         """List what the call had left in the fixed tensors."""

@@ -1,10 +1,11 @@
-"""What torch has no stable public name for: tf32 in products on GPUs, and what transforms the running code."""
+"""What differs between versions of torch or has no stable name: precision of products, what transforms code."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
 
 # From 2.9 on torch names a precision for each kind of product, and mixing those with the flags of before raises.
@@ -32,6 +33,16 @@ def matmul_precision(*, tf32: bool) -> Iterator[None]:
     finally:
         for backend, setting in zip(backends, before, strict=True):
             setattr(backend, key, setting)
+
+
+def has_mixed_products() -> bool:
+    """Return whether 16-bit matrices can be multiplied into 32 bits."""
+    return torch.__version__ >= "2.8"
+
+
+def mixed_product(a: Tensor, b: Tensor) -> Tensor:
+    """Multiply two 16-bit matrices on a GPU into one of 32 bits."""
+    return torch.mm(a, b, out_dtype=torch.float32)
 
 
 def is_exporting() -> bool:

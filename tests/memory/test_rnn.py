@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from holdfast.errors import ConfigError, ContractError
 from holdfast import kernel_support
+from holdfast.errors import ConfigError, ContractError
 from holdfast.memory import GRU, LSTM, kernels, require_kernel, use_kernel
 from holdfast.memory.layers import FEW_ROWS
 

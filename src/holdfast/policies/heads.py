@@ -2,19 +2,84 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
 
+from holdfast.cuda_graphs import constant
 from holdfast.errors import ContractError
 from holdfast.policies.binding import NamedModule
-from holdfast.policies.encoders import LinearLayer, orthogonal
+from holdfast.policies.encoders import LinearLayer, linear, orthogonal, round_up
 from holdfast.policies.recurrent_policy import full_precision
+from holdfast.torch_versions import has_mixed_products, mixed_product
 from holdfast.types import Float, Tensor
 from holdfast.worlds.step import Feature
 
 MAX_ACTIONS = 100
 EMBEDDING_SIZE = 16
+
+
+def exact_linear(
+    x: Float[Tensor, "N K"], weight: Float[Tensor, "n K"], bias: Float[Tensor, " n"] | None
+) -> Float[Tensor, "N n"]:
+    """Compute a last layer in full precision, see `full_precision`; on a GPU without casting its input.
+
+    There three 16-bit matrices that add up to the weights are multiplied by the input, which has 16 bits, and summed in
+    32 bits.
+    """
+    if x.is_cuda and x.dtype == torch.bfloat16 and x.dim() == 2 and has_mixed_products():
+        return _ExactLinear.apply(x, weight, bias)
+    if bias is None:
+        return full_precision(torch.matmul, x, weight.t())
+    return full_precision(linear, x, weight, bias)
+
+
+class _ExactLinear(torch.autograd.Function):
+    """A product of a 16-bit matrix and one of 32 bits, by matrix units."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        y = sum_of_parts(x, weight)
+        return y if bias is None else y + bias
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
+        x, weight = ctx.saved_tensors
+        grad = grads[0]
+        # Two parts have twice the digits of the input, by whose gradient the result is rounded anyway.
+        first, second = split_in_parts(grad.float(), 2)
+        high, low = split_in_parts(weight, 2)
+        left, right = _padded(torch.cat([first, second, first], 1), 1), _padded(torch.cat([high, high, low], 0), 0)
+        stacked = _padded(torch.cat([first, second], 1), 1)
+        grad_weight = mixed_product(stacked.t(), x)[: 2 * len(weight)].unflatten(0, (2, -1)).sum(0)
+        return left @ right, grad_weight, grad.sum(0) if ctx.needs_input_grad[2] else None
+
+
+def split_in_parts(x: Float[Tensor, "R C"], count: int) -> list[Float[Tensor, "R C"]]:
+    """Return 16-bit tensors that add up to one of 32 bits: each rounds what those before leave."""
+    parts = []
+    for _ in range(count):
+        parts.append(x.bfloat16())
+        x = x - parts[-1].float()
+    return parts
+
+
+def sum_of_parts(x: Float[Tensor, "N K"], weight: Float[Tensor, "n K"]) -> Float[Tensor, "N n"]:
+    """Multiply by the parts of a matrix, and add up the results."""
+    parts = constant(weight, "parts", lambda: _padded(torch.cat(split_in_parts(weight, 3)), 0))
+    y = mixed_product(x, parts.t())[:, : 3 * len(weight)]
+    return y.unflatten(1, (3, -1)).sum(1)
+
+
+def _padded(x: Float[Tensor, "R C"], axis: int) -> Float[Tensor, "R2 C2"]:
+    """Add zeros along an axis up to what 16-bit matrix products like."""
+    missing = round_up(x.shape[axis]) - x.shape[axis]
+    return functional.pad(x, (0, missing) if axis else (0, 0, 0, missing))
 
 
 class Critic(nn.Module):
@@ -27,7 +92,7 @@ class Critic(nn.Module):
 
     def forward(self, x: Float[Tensor, "N H"]) -> Float[Tensor, " N"]:
         """Return the values of `[N,H]`."""
-        return full_precision(self.fc2, torch.tanh(self.fc1(x))).squeeze(-1)
+        return exact_linear(torch.tanh(self.fc1(x)), self.fc2.weight, self.fc2.bias).squeeze(-1)
 
 
 class ActionEmbeddings(NamedModule):
@@ -71,7 +136,13 @@ class Bilinear(nn.Module):
 
     def forward(self, x: Float[Tensor, "N H"], embeddings: Float[Tensor, "actions D"]) -> Float[Tensor, "N actions"]:
         """Return the logits of `[N,H]`."""
-        return torch.tanh(x @ self.weight[0]) @ embeddings.T + self.bias
+        return full_precision(_scores, exact_linear(x, self.weight[0].t(), None), embeddings, self.bias)
+
+
+def _scores(
+    x: Float[Tensor, "N D"], embeddings: Float[Tensor, "actions D"], bias: Tensor
+) -> Float[Tensor, "N actions"]:
+    return torch.tanh(x) @ embeddings.T + bias
 
 
 class BilinearActor(nn.Module):
@@ -85,7 +156,7 @@ class BilinearActor(nn.Module):
 
     def forward(self, x: Float[Tensor, "N H"]) -> Float[Tensor, "N actions"]:
         """Return the logits of `[N,H]`."""
-        return full_precision(self.scores, torch.relu(self.fc1(x)), self.embeddings())
+        return self.scores(torch.relu(self.fc1(x)), self.embeddings())
 
 
 class LinearActor(nn.Module):
@@ -98,7 +169,7 @@ class LinearActor(nn.Module):
 
     def forward(self, x: Float[Tensor, "N H"]) -> Float[Tensor, "N logits"]:
         """Return the logits of `[N,H]`."""
-        return full_precision(self.fc2, torch.tanh(self.fc1(x)))
+        return exact_linear(torch.tanh(self.fc1(x)), self.fc2.weight, self.fc2.bias)
 
 
 class GaussianActor(nn.Module):

@@ -101,7 +101,9 @@ class RecordedRollout:
         device, self._state = collector.next_step.reward.device, ObjectState(self._world, type(self._world).__name__)
         self._draws, self._recorders = collector.draws.clone(), collector.entry_recorders()
         self._last_obs_ok = torch.ones_like(collector.steps["valid"])
-        self._next_step: Step = clone_leaves(collector.next_step)
+        # A world may write its next step into the same tensors.
+        pending = clone_leaves(collector.next_step)
+        self._next_step: Step = clone_leaves(pending)
         if collector.audit is not None:
             collector.audit.log_resets(collector.length)
         memory, generator = store.read(0, world.agents).clone(), generator_of(device)
@@ -109,7 +111,7 @@ class RecordedRollout:
             store.write(0, memory)
             self._segment(0)
             expected = [*self._results(), *(leaf.clone() for leaf in leaves_of(store.read(0, world.agents)))]
-        copy_leaves(self._next_step, collector.next_step)
+        copy_leaves(self._next_step, pending)
         self._state.find_changes(device)
         expected += self._state.expected()
         try:
@@ -126,7 +128,7 @@ class RecordedRollout:
         # The rollout starts where it would have.
         for leaf, saved in zip(self._state.leaves(), before, strict=True):
             leaf.copy_(saved)
-        copy_leaves(self._next_step, collector.next_step)
+        copy_leaves(self._next_step, pending)
         store.write(0, memory)
         set_generator(generator, device)
         self._addresses = self._current_addresses()

@@ -332,6 +332,7 @@ def non_finite_rows(obs: Obs, among: Any) -> Any:
     for leaf in tensors_of(obs):
         if leaf.is_floating_point():
             # Not `== inf`: a comparison with NaN is false.
-            finite = (abs(as_array(leaf)) < torch.inf).reshape(len(leaf), -1).all(1)
+            numbers = leaf if isinstance(among, Tensor) else as_array(leaf)
+            finite = (abs(numbers) < torch.inf).reshape(len(leaf), -1).all(1)
             rows = rows | (among & ~finite)
     return rows
