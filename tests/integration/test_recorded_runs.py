@@ -24,6 +24,8 @@ OTHERWISE = ("time/", "seconds", "charts/SPS", "machine/", "memory/graph")
 
 def run(tmp_path, name, keys, *, graphs, **options):
     config = SIZES | {"runs_dir": str(tmp_path), "run": name, "trainer.cuda_graphs": graphs} | keys
+    if "policy" in options:
+        del config["policy.hidden_size"]
     return holdfast.train("recall", config, quiet=True, **options)
 
 
