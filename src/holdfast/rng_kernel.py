@@ -1,5 +1,7 @@
 """The counter-based draws of `rng` as one Triton kernel; imported where it is about to run."""
 
+from typing import no_type_check
+
 import torch
 import triton
 import triton.language as tl
@@ -11,6 +13,7 @@ KINDS = {"bits": 0, "uniform": 1, "randint": 2}
 
 
 @triton.jit
+@no_type_check
 def _mix(x):
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
     x = (x ^ (x >> 27)) * 0x94D049BB133111EB
@@ -18,6 +21,7 @@ def _mix(x):
 
 
 @triton.jit(do_not_specialize=["seed", "stream", "step", "limit"])
+@no_type_check
 def _draw(
     agent_ptr, step_ptr, out_ptr, count, seed, stream, step, limit,
     HAS_STEP: tl.constexpr, KIND: tl.constexpr, BLOCK: tl.constexpr,
@@ -38,7 +42,7 @@ def _draw(
 
 
 def draw(
-    kind: str, agent: Int[Tensor, " N"], step: int | Int[Tensor, ""], *, seed: int, stream: int, limit: int = 1
+    kind: str, agent: Int[Tensor, "..."], step: int | Int[Tensor, ""], *, seed: int, stream: int, limit: int = 1
 ) -> Tensor:
     """Draw bits, uniform numbers or integers below a limit, one per agent."""
     out = torch.empty(agent.shape, dtype=torch.float32 if kind == "uniform" else torch.int64, device=agent.device)

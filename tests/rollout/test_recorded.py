@@ -165,13 +165,16 @@ class Broken(Bits):
     def observe(self, reward, ended, starts):
         step = super().observe(reward, ended, starts)
         late = torch.as_tensor(self.clock == 3 * T + 5) & (self.agent == 7)
-        fields = vars(step) | {
-            "reward": {"reward": torch.where(late, torch.nan, step.reward)},
-            "obs": {"obs": torch.where(late[:, None], torch.inf, step.obs)},
-            "never": {"truncated": late},
-            "no end": {"first": step.first | late},
-            "no first": {"first": step.first & ~late, "terminated": step.terminated | late},
-        }[self.wrong]
+        fields = (
+            vars(step)
+            | {
+                "reward": {"reward": torch.where(late, torch.nan, step.reward)},
+                "obs": {"obs": torch.where(late[:, None], torch.inf, step.obs)},
+                "never": {"truncated": late},
+                "no end": {"first": step.first | late},
+                "no first": {"first": step.first & ~late, "terminated": step.terminated | late},
+            }[self.wrong]
+        )
         return Step(**fields)
 
 

@@ -9,12 +9,21 @@ from holdfast import ranks
 from holdfast.learn.advantage import Targets
 from holdfast.policies import ActionDistribution
 from holdfast.policies.recurrent_policy import PolicyBatch
-from holdfast.types import Bool, Float, Tensor
+from holdfast.types import Bool, Float, Int, Tensor
+
+Valid = Bool[Tensor, "B T"] | tuple[Bool[Tensor, "B T"], Tensor]
+"""Which steps are valid; with their number, at least 1, where several means are over the same steps."""
 
 
-def masked_mean(x: Float[Tensor, "B T"], valid: Bool[Tensor, "B T"]) -> Float[Tensor, ""]:
+def counted(valid: Bool[Tensor, "B T"]) -> tuple[Bool[Tensor, "B T"], Int[Tensor, ""]]:
+    """Return valid steps with their number, at least 1."""
+    return valid, valid.sum().clamp(min=1)
+
+
+def masked_mean(x: Float[Tensor, "B T"], valid: Valid) -> Float[Tensor, ""]:
     """Mean over valid steps: sum(x v) / sum(v)."""
-    return torch.where(valid, x, 0.0).sum() / valid.sum().clamp(min=1)
+    steps, number = valid if isinstance(valid, tuple) else counted(valid)
+    return torch.where(steps, x, 0.0).sum() / number
 
 
 def mean_over_ranks(x: Float[Tensor, "B T"], valid: Bool[Tensor, "B T"]) -> Float[Tensor, ""]:
@@ -33,7 +42,7 @@ def masked_normalize(x: Float[Tensor, "B T"], valid: Bool[Tensor, "B T"]) -> Flo
 
 
 def policy_loss(
-    log_ratio: Float[Tensor, "B T"], advantage: Float[Tensor, "B T"], valid: Bool[Tensor, "B T"], clip: float
+    log_ratio: Float[Tensor, "B T"], advantage: Float[Tensor, "B T"], valid: Valid, clip: float | Tensor
 ) -> Float[Tensor, ""]:
     """Clipped surrogate loss: mean max(-A r, -A clip(r, 1 - eps, 1 + eps)), r = exp(log_ratio)."""
     ratio = log_ratio.exp()
@@ -44,8 +53,8 @@ def value_loss(
     value: Float[Tensor, "B T"],
     old_value: Float[Tensor, "B T"],
     returns: Float[Tensor, "B T"],
-    valid: Bool[Tensor, "B T"],
-    clip: float | None,
+    valid: Valid,
+    clip: float | Tensor | None,
 ) -> Float[Tensor, ""]:
     """1/2 mean (v - R)^2; with a clip 1/2 mean max((v - R)^2, (v_old + clip(v - v_old) - R)^2)."""
     error = (value - returns).square()
@@ -55,12 +64,12 @@ def value_loss(
     return 0.5 * masked_mean(error, valid)
 
 
-def approximate_kl(log_ratio: Float[Tensor, "B T"], valid: Bool[Tensor, "B T"]) -> Float[Tensor, ""]:
+def approximate_kl(log_ratio: Float[Tensor, "B T"], valid: Valid) -> Float[Tensor, ""]:
     """Approximate KL(old, new): mean(r - 1 - log r)."""
     return masked_mean(log_ratio.exp() - 1 - log_ratio, valid)
 
 
-def clip_fraction(log_ratio: Float[Tensor, "B T"], valid: Bool[Tensor, "B T"], clip: float) -> Float[Tensor, ""]:
+def clip_fraction(log_ratio: Float[Tensor, "B T"], valid: Valid, clip: float | Tensor) -> Float[Tensor, ""]:
     """Share of steps whose ratio is outside [1 - eps, 1 + eps]."""
     return masked_mean(((log_ratio.exp() - 1).abs() > clip).to(log_ratio.dtype), valid)
 
@@ -110,10 +119,10 @@ def ppo_loss(
     steps: TensorDictBase,
     targets: Targets,
     *,
-    clip_coef: float,
-    vf_clip_coef: float | None,
-    vf_coef: float,
-    ent_coef: float,
+    clip_coef: float | Tensor,
+    vf_clip_coef: float | Tensor | None,
+    vf_coef: float | Tensor,
+    ent_coef: float | Tensor,
     extra: Mapping[str, tuple[float, Tensor]],
     value_scale: float | Float[Tensor, ""] = 1.0,
 ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
@@ -124,7 +133,7 @@ def ppo_loss(
     `outputs` come from replaying `steps`, whose `act_log_prob` and `values` are those of the rollout. In the value
     loss, values and returns are divided by `value_scale`.
     """
-    valid = steps["valid"]
+    valid = counted(steps["valid"])
     log_ratio = outputs["act_log_prob"] - steps["act_log_prob"]
     value, old_value, returns = (x / value_scale for x in (outputs["values"], steps["values"], targets.returns))
     terms = {
@@ -143,8 +152,8 @@ def ppo_loss(
             "losses/approx_kl": approximate_kl(log_ratio, valid),
             "losses/clipfrac": clip_fraction(log_ratio, valid, clip_coef),
             "losses/importance": masked_mean(log_ratio.exp(), valid),
-            "ratio_error": torch.where(valid, log_ratio.exp() - 1, 0.0).abs().max(),
-            "value_error": torch.where(valid, value_shift, 0.0).abs().max(),
+            "ratio_error": torch.where(valid[0], log_ratio.exp() - 1, 0.0).abs().max(),
+            "value_error": torch.where(valid[0], value_shift, 0.0).abs().max(),
         }
-        # Cloned without gradients: a metric keeps no graph alive.
-        return loss, {name: metric.clone() for name, metric in metrics.items()}
+        # A metric keeps no graph alive.
+        return loss, {name: metric.detach() for name, metric in metrics.items()}

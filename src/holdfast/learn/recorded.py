@@ -115,7 +115,8 @@ class RecordedMinibatch:
         segments, learner, config = self._segments, self._learner, self._config
         assert segments is not None, "an update starts with load()"
 
-        read = segments
+        # Latest values and ratios are stored only if something reads them.
+        read, is_read = segments, config.refresh == "epoch" or config.ppo.advantage == "vtrace"
         if config.ppo.advantage != "vtrace":
             read = replace(segments, steps=segments.steps.select(*READ), tail=segments.tail.select())
 
@@ -124,7 +125,7 @@ class RecordedMinibatch:
             rows, targets = read.rows(self._index), self._targets.rows(self._index)
             gradients = learner.compute_gradients(rows, given, targets, config)
             self._finite.logical_and_(torch.isfinite(gradients.norm + gradients.loss))
-            self._report = learner.take_step(gradients, segments, self._index, config)
+            self._report = learner.take_step(gradients, segments, self._index if is_read else None, config)
 
         # Their memory is the graph's: a gradient of an earlier minibatch would be added to.
         self._clear_gradients()

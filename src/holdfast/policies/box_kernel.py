@@ -1,6 +1,6 @@
 """Tokens to a box as one Triton kernel; imported where it is about to run."""
 
-from typing import NamedTuple
+from typing import NamedTuple, no_type_check
 
 import torch
 import triton
@@ -23,6 +23,7 @@ class BoxShape(NamedTuple):
 
 
 @triton.jit
+@no_type_check
 def _fill(
     obs_ptr, norm_ptr, scratch_ptr, box_ptr, count, rounds, programs, M, width, channels, window_rows, window_columns,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, GLOBAL: tl.constexpr, TOKENS: tl.constexpr, BLOCK: tl.constexpr,

@@ -160,8 +160,8 @@ class Conv(nn.Conv2d):
             flat = input.as_strided((N, width), (width, 1))
         else:
             flat = functional.pad(input.flatten(1), (0, width - size))
-        y = (flat @ matrix.flatten(1)).unflatten(1, matrix.shape[1:])
-        return y if self.bias is None else y + self.bias.to(y.dtype)[:, None, None]
+        bias = None if self.bias is None else self.bias[:, None, None].expand(matrix.shape[1:]).flatten()
+        return functional.linear(flat, matrix.flatten(1).t(), bias).unflatten(1, matrix.shape[1:])
 
     def _matrix(self, channels: int, sides: Sequence[int], width: int) -> Float[Tensor, "W O R2 K2"]:
         """Return the outputs of an image with a single 1, for each of its numbers, and zeros for the padding."""

@@ -18,6 +18,8 @@ from holdfast.torch_versions import has_mixed_products, mixed_product
 from holdfast.types import Float, Tensor
 from holdfast.worlds.step import Feature
 
+WIDE = 256
+"""From so many inputs on, casting them takes longer than multiplying three matrices."""
 MAX_ACTIONS = 100
 EMBEDDING_SIZE = 16
 
@@ -30,7 +32,8 @@ def exact_linear(
     There three 16-bit matrices that add up to the weights are multiplied by the input, which has 16 bits, and summed in
     32 bits.
     """
-    if x.is_cuda and x.dtype == torch.bfloat16 and x.dim() == 2 and has_mixed_products():
+    is_wide = x.is_cuda and x.dtype == torch.bfloat16 and x.dim() == 2 and x.shape[1] >= WIDE
+    if is_wide and has_mixed_products():
         return _ExactLinear.apply(x, weight, bias)
     if bias is None:
         return full_precision(torch.matmul, x, weight.t())
