@@ -13,7 +13,7 @@ export OMP_NUM_THREADS ?= 1
 # Processes that tests start would compile every module again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: train test smoke slow lint docs museum mutants check-peers check-trainers versions clean
+.PHONY: train test test-gpu smoke slow lint docs museum mutants check-peers check-trainers versions clean
 
 train: $(RUNNABLE)
 	$(BIN)/holdfast train $(ARGS)
@@ -33,6 +33,10 @@ slow: $(READY) $(VENV)/.envpool $(VENV)/tensordict-oldest/.ready $(VENV)/peers/.
 		tests/check/adapters/test_libraries.py
 	PYTHONPATH=$(CURDIR)/$(VENV)/peers $(BIN)/python -m pytest -n 2 tests/integrations tests/play/test_sb3_policy.py \
 		tests/play/test_rsl_rl_policy.py tests/integration/test_examples.py
+
+# On a machine with a GPU, with what is installed there: nothing is downloaded. Kernels, graphs, laws, learning.
+test-gpu:
+	PYTHONPATH=$(CURDIR)/src:$(PYTHONPATH) $(PYTHON) -m pytest -m gpu -p no:cacheprovider $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff format --check .

@@ -1,4 +1,4 @@
-"""Echo: the world of the end-to-end benchmark, which the JAX program has too: a bit is shown, and asked for later."""
+"""Echo: the world of the end-to-end benchmark, which the JAX program has too: a bit is shown, and queried later."""
 
 import torch
 
@@ -7,7 +7,7 @@ from holdfast import rng
 
 
 class Echo:
-    """Show a bit, and ask for it `wait` steps later; two numbers are seen."""
+    """Show a bit, and query it `wait` steps later; an observation has two numbers."""
 
     def __init__(self, agents, *, wait: int = 8, seed: int = 0, device="cpu"):
         self.agents, self.wait, self.seed = agents, wait, seed

@@ -21,7 +21,7 @@ GAMMA, LAMBDA, CLIP, ENTROPY, RATE, MAX_NORM = 0.9, 0.8, 0.1, 0.02, 1e-3, 0.5
 
 
 class World(NamedTuple):
-    """The bit to remember, the steps left until it is asked for, and whether an episode starts."""
+    """The bit to remember, the steps left until the query, and whether an episode starts."""
 
     bit: jax.Array
     left: jax.Array
@@ -86,11 +86,11 @@ def act(weights, dtype, carry, keys):
     state = remember(weights, encode(weights, obs, dtype), state, world.first, dtype)
     log_probs, value = decode(weights, state[0])
     action = (random.uniform(keys[0], value.shape) > jnp.exp(log_probs[:, 0])).astype(jnp.int32)
-    asked = world.left == 0
-    bit = jnp.where(asked, random.bernoulli(keys[1], 0.5, asked.shape).astype(jnp.int32), world.bit)
+    query = world.left == 0
+    bit = jnp.where(query, random.bernoulli(keys[1], 0.5, query.shape).astype(jnp.int32), world.bit)
     log_prob = jnp.take_along_axis(log_probs, action[:, None], 1)[:, 0]
-    step = Transition(obs, action, log_prob, value, (asked & (action == world.bit)) * 1.0, world.first, asked)
-    return (World(bit, jnp.where(asked, WAIT, world.left - 1), asked), state), step
+    step = Transition(obs, action, log_prob, value, (query & (action == world.bit)) * 1.0, world.first, query)
+    return (World(bit, jnp.where(query, WAIT, world.left - 1), query), state), step
 
 
 def advantages(steps, last):

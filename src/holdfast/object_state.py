@@ -38,7 +38,7 @@ def clone_leaves(tree: Tree) -> Tree:
         return tree.copy()
     if isinstance(tree, tuple):
         parts = [clone_leaves(value) for value in tree]
-        return type(tree)(*parts) if hasattr(tree, "_fields") else tuple(parts)
+        return tuple(parts) if type(tree) is tuple else type(tree)(*parts)
     if is_dataclass(tree) and not isinstance(tree, type):
         return replace(tree, **{field.name: clone_leaves(getattr(tree, field.name)) for field in fields(tree)})
     return tree
@@ -89,12 +89,13 @@ HOST = (int, float, str, bytes, type(None), np.ndarray, np.generic)
 
 def places(root: object, name: str) -> Iterator[Place]:
     """Find the values that an object holds, in its attributes, dictionaries and lists, and in those of its parts."""
-    queue, known, count = [(name, root)], set[int](), 0
+    queue, visited, count = [(name, root)], set[int](), 0
     while queue:
         path, value = queue.pop()
-        if id(value) in known:
+        if id(value) in visited:
             continue
-        known.add(id(value))
+        visited.add(id(value))
+        container: Any
         if isinstance(value, MutableMapping):
             parts, container = [(f"{path}[{key!r}]", key) for key in value], value
         elif isinstance(value, MutableSequence):
@@ -110,7 +111,7 @@ def places(root: object, name: str) -> Iterator[Place]:
             if isinstance(inner, HOST) or tree_leaves(inner):
                 yield Place(part, container, key)
             elif isinstance(inner, MutableMapping | MutableSequence) or (
-                hasattr(inner, "__dict__") and not isinstance(inner, OPAQUE)
+                type(inner).__dictoffset__ and not isinstance(inner, OPAQUE)
             ):
                 queue.append((part, inner))
 

@@ -79,14 +79,14 @@ def test_recorded_run_equals_one_without_graphs(tmp_path, keys, replays):
 
 def test_scheduled_numbers_reach_the_recorded_step(tmp_path, replays):
     """With a learning rate that falls to 0, the last updates change next to nothing."""
-    seen = []
+    weights = []
 
     def look(iteration):
-        seen.append(torch.cat([weight.detach().flatten().clone() for weight in iteration.policy.parameters()]))
+        weights.append(torch.cat([weight.detach().flatten().clone() for weight in iteration.policy.parameters()]))
 
     keys = {"schedule.trainer.optimizer.learning_rate": "linear:0", "trainer.total_timesteps": 128 * 10}
     run(tmp_path, "x", keys, graphs=True, callbacks=[look])
-    steps = [(after - before).abs().max() for before, after in pairwise(seen)]
+    steps = [(after - before).abs().max() for before, after in pairwise(weights)]
     assert steps[-1] < 0.3 * steps[2]
 
 

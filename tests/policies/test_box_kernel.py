@@ -76,7 +76,7 @@ def test_last_layer_from_16_bits_is_exact(rows, outputs, inputs, has_bias):
         exact = functional.linear(x.double(), *(weight.double() for weight in weights))
         assert (y - exact).abs().max() <= 1e-6 * exact.abs().max().clamp(min=1)
         grad = torch.randn(rows, outputs)
-        found = torch.autograd.grad(y, [x, *weights], grad)
+        grads = torch.autograd.grad(y, [x, *weights], grad)
         wanted = torch.autograd.grad(exact, [x, *weights], grad.double())
-        for one, other, digits in zip(found, wanted, (8e-3, 1e-4, 1e-6), strict=False):
+        for one, other, digits in zip(grads, wanted, (8e-3, 1e-4, 1e-6), strict=False):
             assert (one - other).abs().max() <= digits * other.abs().max().clamp(min=1e-3)

@@ -48,6 +48,7 @@ def unpack(file: Path) -> Any:
         raise CorruptFileError(f"{file} {reason}") from error
 
 
+@torch.no_grad()
 def clone_tree(tree: Any) -> Any:
     """Copy every tensor and array of a tree, on its device; those on a GPU in one call for each dtype."""
     pairs = defaultdict[torch.dtype, list[tuple[Tensor, Tensor]]](list)
@@ -58,7 +59,7 @@ def clone_tree(tree: Any) -> Any:
         if leaf.is_cpu:
             return leaf.clone()
         new = torch.empty_like(leaf)
-        pairs[leaf.dtype].append((new, leaf.detach()))
+        pairs[leaf.dtype].append((new, leaf))
         return new
 
     copied = _map_leaves(tree, copy)

@@ -31,6 +31,7 @@ HELP = """usage: holdfast VERB ...
   report runs/NAME ...           write one page about a run: did it learn, is its memory right, is it used
   play runs/NAME                 watch a policy act in a local page, or terminal, and change its memory
   bench memory                   time memory cells against torch's dense call, and check their results
+  bench train|rollout|update     measure steps a second of a training, its rollouts or its updates
 
   --version                      print the version
   VERB --help                    show the options of a verb

@@ -24,6 +24,8 @@ from holdfast.config.run import Config
 from holdfast.errors import ConfigError
 
 TARGET = "memory"
+LOOPS = ("train", "rollout", "update")
+"""Targets that have options of their own, see bench_loop.py."""
 ROUNDS = {"cpu": 15, "cuda": 40}
 QUICK = 5
 FILE_WIDTH = 170
@@ -32,9 +34,15 @@ FILE_WIDTH = 170
 
 def run_bench(args: Sequence[str]) -> int:
     """Measure all cases and print a table; return 1 if one of our cells is wrong."""
+    if args and args[0] in LOOPS:
+        from holdfast.cli.bench_loop import run_loop
+
+        return run_loop(args[0], args[1:])
     options = _parser().parse_args(args)
     if options.what is None:
-        raise ConfigError(f"holdfast bench: nothing to measure is named; type: holdfast bench {TARGET}.")
+        raise ConfigError(
+            f"holdfast bench: nothing to measure is named; type: holdfast bench {TARGET}, or train, rollout or update."
+        )
     file = None if options.json is None else output_file(options.json, "--json")
     device = select_device(Config(device=options.device))
     out = Console(highlight=False, emoji=False, width=None if sys.stdout.isatty() else FILE_WIDTH)
@@ -126,7 +134,8 @@ def _gpu_only(options: argparse.Namespace, device: torch.device) -> list[str]:
 def _parser() -> Parser:
     parser = Parser(
         prog="holdfast bench",
-        usage="holdfast bench memory [options]",
+        usage="holdfast bench memory [options]\n"
+        "       holdfast bench train|rollout|update [RECIPE] [key=value ...] [options]",
         description="Time our memory cells, forward and backward, with episode starts inside segments, "
         "against torch's dense call without resets, a loop over steps and TorchRL's kernel (if installed), "
         "in turns. An option that takes a LIST replaces that default; all combinations are measured.",
@@ -141,7 +150,7 @@ def _parser() -> Parser:
     implementations = f"implementations: some of {','.join(IMPLEMENTATIONS)} (all)"
     counts = {"type": _comma_list(count), "metavar": "LIST"}
     add = parser.add_argument
-    add("what", nargs="?", type=one_of([TARGET]), metavar=TARGET, help="what to measure")
+    add("what", nargs="?", type=one_of([TARGET, *LOOPS]), metavar=TARGET, help="what to measure")
     add("--cell", type=_comma_list(one_of(CELLS)), metavar="LIST", help="lstm,gru (both on a GPU, lstm elsewhere)")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="device (auto)")
     add("--precision", type=_comma_list(one_of(PRECISIONS)), metavar="LIST", help=precisions)

@@ -41,12 +41,17 @@ def masked_normalize(x: Float[Tensor, "B T"], valid: Bool[Tensor, "B T"]) -> Flo
     return centred / (torch.sqrt(mean_over_ranks(centred.square(), valid)) + 1e-8)
 
 
+def _clamp(x: Tensor, low: float | Tensor, high: float | Tensor) -> Tensor:
+    """Clamp between two numbers, or two tensors of one number."""
+    return torch.clamp(x, low, high)  # pyright: ignore[reportCallIssue, reportArgumentType]
+
+
 def policy_loss(
     log_ratio: Float[Tensor, "B T"], advantage: Float[Tensor, "B T"], valid: Valid, clip: float | Tensor
 ) -> Float[Tensor, ""]:
     """Clipped surrogate loss: mean max(-A r, -A clip(r, 1 - eps, 1 + eps)), r = exp(log_ratio)."""
     ratio = log_ratio.exp()
-    return masked_mean(torch.maximum(-advantage * ratio, -advantage * ratio.clamp(1 - clip, 1 + clip)), valid)
+    return masked_mean(torch.maximum(-advantage * ratio, -advantage * _clamp(ratio, 1 - clip, 1 + clip)), valid)
 
 
 def value_loss(
@@ -59,7 +64,7 @@ def value_loss(
     """1/2 mean (v - R)^2; with a clip 1/2 mean max((v - R)^2, (v_old + clip(v - v_old) - R)^2)."""
     error = (value - returns).square()
     if clip is not None:
-        clipped = old_value + (value - old_value).clamp(-clip, clip)
+        clipped = old_value + _clamp(value - old_value, -clip, clip)
         error = torch.maximum(error, (clipped - returns).square())
     return 0.5 * masked_mean(error, valid)
 
@@ -155,5 +160,5 @@ def ppo_loss(
             "ratio_error": torch.where(valid[0], log_ratio.exp() - 1, 0.0).abs().max(),
             "value_error": torch.where(valid[0], value_shift, 0.0).abs().max(),
         }
-        # A metric keeps no graph alive.
-        return loss, {name: metric.detach() for name, metric in metrics.items()}
+        # Cloned without gradients: a metric keeps no graph alive.
+        return loss, {name: metric.clone() for name, metric in metrics.items()}

@@ -1,9 +1,9 @@
 """Learner: PPO epochs, minibatches, gradient steps."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from tensordict import TensorDict
@@ -13,8 +13,10 @@ from holdfast import ranks
 from holdfast.config.trainer import PPOConfig, TrainerConfig
 from holdfast.cuda_graphs import can_record
 from holdfast.learn import losses, optimizers
-from holdfast.learn.advantage import Targets, gae, refresh_bootstrap, vtrace
+from holdfast.learn.advantage import Targets, refresh_bootstrap
+from holdfast.learn.minibatch_report import MinibatchReport, mean_metrics, mean_of, sum_over_ranks, weighted_mean
 from holdfast.learn.nan_report import LossFunction, NonFiniteReport
+from holdfast.learn.objective import compute_loss, compute_targets, normalize_advantages
 from holdfast.learn.recorded import RecordedMinibatch
 from holdfast.learn.replay import (
     burn_in_live,
@@ -29,7 +31,6 @@ from holdfast.learn.rewards import RewardNormalizer
 from holdfast.learn.teachers import TeacherOutput
 from holdfast.object_state import copy_leaves
 from holdfast.policies import LSTMWrapper
-from holdfast.policies.recurrent_policy import PolicyBatch
 from holdfast.recorded_call import RecordedCall
 from holdfast.rollout import Collector, Segments
 from holdfast.rollout.segments import (
@@ -39,142 +40,12 @@ from holdfast.rollout.segments import (
     own_part,
     sample_minibatches,
     segment_priorities,
-    shift_left,
 )
 from holdfast.state_tree import get_field, get_tensor_like
 from holdfast.types import Float, Int, Tensor
 from holdfast.worlds import Step
 
 Minibatch = tuple[Int[Tensor, " rows"], Float[Tensor, " rows"] | None]
-MAX_METRICS = ("ratio_error", "value_error")
-"""Metrics whose maximum counts; of all others it is the mean."""
-
-
-@torch.no_grad()
-def compute_targets(segments: Segments, ppo: PPOConfig, values: Literal["values", "values_now"] = "values") -> Targets:
-    """Compute advantages and returns from stored rewards, flags, values and (for V-trace) ratios.
-
-    The values are those of the rollout, or the latest of the update.
-    """
-    steps, tail = segments.steps, segments.tail
-    inputs = {
-        "values": steps[values],
-        "valid": steps["valid"],
-        "next_rewards": shift_left(steps["rewards"], tail["rewards"]),
-        "next_terminated": shift_left(steps["dones"], tail["dones"]),
-        "next_truncated": shift_left(steps["truncateds"], tail["truncateds"]),
-        "next_last_values": shift_left(steps["last_values"], tail["last_values"]),
-        "end_values": tail["values"],
-        "gamma": ppo.gamma,
-        "lam": ppo.gae_lambda,
-    }
-    if ppo.advantage == "gae":
-        advantages = gae(**inputs)
-    else:
-        advantages = vtrace(**inputs, ratio=steps["ratio"], rho_clip=ppo.rho_clip, c_clip=ppo.c_clip)
-    return Targets(advantages, advantages + steps[values])
-
-
-def normalize_advantages(
-    targets: Targets, segments: Segments, ppo: PPOConfig, weights: Float[Tensor, " B"] | None
-) -> Targets:
-    """Normalize the advantages of a minibatch (`ppo.norm_adv`), and apply importance-sampling weights."""
-    advantages = targets.advantages
-    if ppo.norm_adv:
-        advantages = losses.masked_normalize(advantages, segments.steps["valid"])
-    if weights is not None:
-        advantages = advantages * weights[:, None]
-    return Targets(advantages, targets.returns)
-
-
-def compute_loss(
-    policy: LSTMWrapper,
-    outputs: PolicyBatch,
-    segments: Segments,
-    targets: Targets,
-    teacher_outputs: Sequence[TeacherOutput] = (),
-    *,
-    ppo: PPOConfig,
-    initial_weights: Sequence[Tensor] = (),
-) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
-    """Total loss of replayed segments as the config weighs its terms, and its terms and diagnostics."""
-    valid, extra = segments.steps["valid"], {}
-    if ppo.l2_reg:
-        extra["losses/l2_reg"] = (ppo.l2_reg, losses.l2_distance(policy.parameters()))
-    if ppo.l2_init:
-        extra["losses/l2_init"] = (ppo.l2_init, losses.l2_distance(policy.parameters(), initial_weights))
-    for teacher in teacher_outputs:
-        params = outputs[policy.actions.key]
-        action = losses.teacher_action_loss(policy.actions, teacher.params, params, valid)
-        scale = policy.value_scale
-        value = losses.teacher_value_loss(teacher.values / scale, outputs["values"] / scale, valid)
-        extra[f"losses/teacher_action@{teacher.name}"] = (teacher.action, action)
-        extra[f"losses/teacher_value@{teacher.name}"] = (teacher.value, value)
-    return losses.ppo_loss(
-        outputs,
-        segments.steps,
-        targets,
-        clip_coef=ppo.clip_coef,
-        vf_clip_coef=ppo.vf_clip_coef if ppo.clip_vloss else None,
-        vf_coef=ppo.vf_coef,
-        ent_coef=ppo.ent_coef,
-        extra=extra,
-        value_scale=policy.value_scale,
-    )
-
-
-class MinibatchReport:
-    """The metrics of a minibatch, on the device: one tensor, so that the host reads all of them at once."""
-
-    def __init__(self, names: Sequence[str], numbers: Float[Tensor, " names"]) -> None:
-        self.names, self.numbers = names, numbers
-
-    def __getitem__(self, name: str) -> Float[Tensor, ""]:
-        """Return one metric."""
-        return self.numbers[self.names.index(name)]
-
-
-def weighted_mean(reports: Sequence[Mapping[str, Tensor]], shares: Sequence[Tensor]) -> dict[str, Tensor]:
-    """Combine the metrics of micro-batches, weighted by their shares of the valid steps of all ranks."""
-    if len(reports) == 1 and ranks.count() == 1:
-        return dict(reports[0])
-    weight = torch.stack(list(shares))
-    metrics = {}
-    for name in reports[0]:
-        numbers = torch.stack([report[name] for report in reports])
-        metrics[name] = numbers.max() if name in MAX_METRICS else (numbers * weight.to(numbers.dtype)).sum()
-    return metrics
-
-
-def sum_over_ranks(reports: Sequence[MinibatchReport]) -> Sequence[MinibatchReport]:
-    """Add up the ranks' shares of the metrics of each minibatch, and take the largest of `MAX_METRICS`."""
-    if ranks.count() == 1 or not reports:
-        return reports
-    rows, names = torch.stack([report.numbers.double() for report in reports]), reports[0].names
-    highest = ranks.reduce(rows.clone(), "max")
-    is_max = torch.tensor([name in MAX_METRICS for name in names], device=rows.device)
-    rows = torch.where(is_max, highest, ranks.reduce(rows))
-    return [MinibatchReport(names, row) for row in rows]
-
-
-def mean_metrics(reports: Sequence[MinibatchReport]) -> dict[str, float]:
-    """Return means over minibatches, and the replay errors of the first; the host waits for the device here."""
-    if not reports:
-        return {"charts/gradient_steps": 0.0}
-    rows = torch.stack([report.numbers for report in reports])
-    first, means = torch.stack([rows[0], rows.mean(0)]).tolist()
-    names = reports[0].names
-    metrics = {name: mean for name, mean in zip(names, means, strict=True) if name not in MAX_METRICS}
-    errors = dict(zip(names, first, strict=True))
-    return metrics | {
-        "charts/gradient_steps": len(reports),
-        "memory/replay_error": errors["ratio_error"],
-        "memory/replay_value_error": errors["value_error"],
-    }
-
-
-def _mean(reports: Sequence[MinibatchReport], name: str) -> float:
-    return float(torch.stack([report[name] for report in reports]).mean())
 
 
 @runtime_checkable
@@ -308,7 +179,7 @@ class Learner:
             epoch_reports = sum_over_ranks(epoch_reports)
             reports += epoch_reports
             epochs += 1
-            if config.ppo.target_kl is not None and _mean(epoch_reports, "losses/approx_kl") > config.ppo.target_kl:
+            if config.ppo.target_kl is not None and mean_of(epoch_reports, "losses/approx_kl") > config.ppo.target_kl:
                 break
         return reports, epochs
 

@@ -10,13 +10,14 @@ from holdfast import cuda_graphs
 from holdfast.config.trainer import TrainerConfig
 from holdfast.cuda_graphs import CannotRecordError, Replay
 from holdfast.learn.advantage import Targets
+from holdfast.learn.minibatch_report import MinibatchReport
 from holdfast.object_state import clone_leaves, copy_leaves, tree_leaves
 from holdfast.rollout import Segments
 from holdfast.rollout.segments import POLICY_INPUTS
 from holdfast.types import Float, Int, Tensor
 
 if TYPE_CHECKING:
-    from holdfast.learn.ppo import Learner, MinibatchReport
+    from holdfast.learn.ppo import Learner
 
 COEFFICIENTS = ("clip_coef", "vf_clip_coef", "vf_coef", "ent_coef")
 """Numbers of the loss that may change between updates: the graph reads them from tensors."""
@@ -43,6 +44,7 @@ class RecordedMinibatch:
         self._key: Any = None
         self._replay: Replay | None = None
         self._segments: Segments | None = None
+        self._report: MinibatchReport | None = None
         self._coefficients = {name: torch.zeros((), device=self._device) for name in COEFFICIENTS}
         self._finite = torch.ones((), dtype=torch.bool, device=self._device)
         self._backup: list[tuple[Tensor, Tensor]] = []
@@ -74,7 +76,7 @@ class RecordedMinibatch:
 
     def step(
         self, minibatch: tuple[Int[Tensor, " rows"], Float[Tensor, " rows"] | None], targets: Targets
-    ) -> "MinibatchReport | None":
+    ) -> MinibatchReport | None:
         """Replay the step on a minibatch; None: it must run as it is."""
         index, weights = minibatch
         if self._is_off:
@@ -94,12 +96,14 @@ class RecordedMinibatch:
             self._weights.copy_(weights)
         assert self._replay is not None, "recorded above"
         self._replay()
-        return type(self._report)(self._report.names, self._report.numbers.clone())
+        assert self._report is not None, "recorded above"
+        return MinibatchReport(self._report.names, self._report.numbers.clone())
 
     def is_finite(self) -> bool:
         """Return whether all losses and gradients of the update were finite."""
         return self._is_off or bool(self._finite)
 
+    @torch.no_grad()
     def undo(self, segments: Segments) -> None:
         """Restore weights, optimizers, values and ratios as they were before the update."""
         for saved, tensor in self._backup:
@@ -121,9 +125,9 @@ class RecordedMinibatch:
             read = replace(segments, steps=segments.steps.select(*READ), tail=segments.tail.select())
 
         def step() -> None:
-            given = None if weights is None else self._weights
+            importance = None if weights is None else self._weights
             rows, targets = read.rows(self._index), self._targets.rows(self._index)
-            gradients = learner.compute_gradients(rows, given, targets, config)
+            gradients = learner.compute_gradients(rows, importance, targets, config)
             self._finite.logical_and_(torch.isfinite(gradients.norm + gradients.loss))
             self._report = learner.take_step(gradients, segments, self._index if is_read else None, config)
 
@@ -133,22 +137,24 @@ class RecordedMinibatch:
             self._replay = cuda_graphs.record(step, self._device)
         finally:
             self._clear_gradients()
+        if self._recordings == 1:
+            self._log("minibatches are replayed as a CUDA graph")
 
     def _clear_gradients(self) -> None:
         for optimizer in self._learner.optimizers.values():
             optimizer.zero_grad(set_to_none=True)
 
+    @torch.no_grad()
     def _save(self) -> None:
         """Copy weights and optimizer states, to undo the update."""
         tensors = list(self._changed())
         if [(tensor.data_ptr(), tensor.shape) for _, tensor in self._backup] != [
             (tensor.data_ptr(), tensor.shape) for tensor in tensors
         ]:
-            self._backup = [(tensor.detach().clone(), tensor.detach()) for tensor in tensors]
+            self._backup = [(tensor.clone(), tensor) for tensor in tensors]
             return
-        with torch.no_grad():
-            saved, current = zip(*self._backup, strict=True)
-            torch._foreach_copy_(list(saved), list(current))  # pyright: ignore[reportPrivateImportUsage]
+        saved, current = zip(*self._backup, strict=True)
+        torch._foreach_copy_(list(saved), list(current))  # pyright: ignore[reportPrivateImportUsage]
 
     def _changed(self) -> Iterator[Tensor]:
         yield from self._learner.policy.parameters()

@@ -60,6 +60,9 @@ class RecordedRollout:
             self._is_off, self._replays = True, []
             self._log(f"rollouts run step by step, not as CUDA graphs: {error}.")
             return False
+        if not self._addresses:
+            self._log("rollouts are replayed as CUDA graphs")
+        self._addresses = self._current_addresses()
         return True
 
     def collect(self, draws: Tensor) -> list[TensorDict]:
@@ -131,7 +134,6 @@ class RecordedRollout:
         copy_leaves(self._next_step, pending)
         store.write(0, memory)
         set_generator(generator, device)
-        self._addresses = self._current_addresses()
         if reason:
             raise CannotRecordError(reason)
 
@@ -161,8 +163,8 @@ class RecordedRollout:
     def _results(self) -> list[Tensor]:
         """Return what the first segment stored, but for observations, which may be large, and the step after it."""
         steps = self._collector.steps[:, : self._collector.horizon]
-        stored = [leaf.clone() for key, leaf in steps.items() if key != "env_obs"]
-        return [*stored, *(leaf.clone() for leaf in leaves_of(self._next_step))]
+        stored = [leaf for key, value in steps.items() if key != "env_obs" for leaf in leaves_of(value)]
+        return [leaf.clone() for leaf in (*stored, *leaves_of(self._next_step))]
 
     def _current_addresses(self) -> list[int]:
         """Return where the weights, their statistics and the live states are: graphs read them there."""

@@ -2,6 +2,7 @@ from dataclasses import astuple
 
 import pytest
 import torch
+import triton
 from hypothesis import given
 from hypothesis import strategies as st
 from triton import testing
@@ -31,7 +32,7 @@ def test_every_job_has_few_candidates_of_powers_of_two(kernel, hidden, rows, dty
 
 
 class TestChoosePlan:
-    JOB = TuningJob("lstm_forward", 128, 250, False, torch.bfloat16, "tf32")
+    JOB = TuningJob("lstm_forward", 128, 2000, False, torch.bfloat16, "tf32")
 
     @pytest.fixture(autouse=True)
     def gpu(self, monkeypatch, tmp_path):
@@ -42,6 +43,7 @@ class TestChoosePlan:
         monkeypatch.setattr(testing, "do_bench", lambda run, **how: -float(run().rows))
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
         autotune._plans.clear()
+        autotune._print_once.cache_clear()
         yield
         autotune._plans.clear()
 
@@ -57,12 +59,26 @@ class TestChoosePlan:
         best = self.choose(launched)
         assert best == max(autotune.candidates(self.JOB.rounded(), 132), key=lambda plan: plan.rows)
         assert len(launched) > 1
-        assert "lstm forward, segments of 256 rows, hidden size 128, bfloat16 (tf32)" in capsys.readouterr().err
+        self.choose(launched, self.JOB._replace(rows=5000))
+        assert capsys.readouterr().err.count("timing kernels for this GPU") == 1
         before = len(launched)
-        assert self.choose(launched, self.JOB._replace(rows=200)) == best
+        assert self.choose(launched, self.JOB._replace(rows=1500)) == best
         autotune._plans.clear()
         assert self.choose(launched) == best
         assert len(launched) == before
+
+    def test_small_sizes_take_the_first_plan_that_fits(self, capsys, tmp_path):
+        job = self.JOB._replace(rows=100)
+        plans = autotune.candidates(job.rounded(), 132)
+
+        def launch(plan):
+            if plan == plans[0]:
+                raise triton.OutOfResources(1, 0, "shared memory")
+
+        for _ in range(2):
+            assert autotune.choose_plan(job, torch.device("cuda"), launch) == plans[1]
+        assert capsys.readouterr().err == ""
+        assert list(tmp_path.iterdir()) == []
 
     def test_graph_capture_uses_the_smallest_plan_without_timing(self, monkeypatch, tmp_path):
         launched = []

@@ -39,6 +39,8 @@ class LaunchPlan:
 
 MAX_UNSPLIT = 128
 """Beyond this a layer's weights do not fit into one program, even in 16 bits."""
+TIMED_ROWS = 512
+"""Plans for fewer rows are not timed: the first that fits is taken, since timing takes longer than it saves."""
 SMALLEST = LaunchPlan(rows=32, units=32, warps=4, chunk=32, stages=2)
 
 
@@ -131,7 +133,7 @@ Launch = Callable[[LaunchPlan], Any]
 
 
 def choose_plan(job: TuningJob, device: torch.device, launch: Launch) -> LaunchPlan:
-    """Return the fastest plan for a job: from this process, the resumed run, the cache file, or timed now.
+    """Return the plan for a job: from this process, the resumed run, the cache file, or timed now if it is large.
 
     While a CUDA graph is captured nothing can be timed: the smallest plan is used, once.
     """
@@ -144,6 +146,9 @@ def choose_plan(job: TuningJob, device: torch.device, launch: Launch) -> LaunchP
         plan = _read_cache(_cache_file()).get(signature, {}).get(key)
         if plan is None and torch.cuda.is_current_stream_capturing():
             return SMALLEST
+        if plan is None and job.rows < TIMED_ROWS:
+            quick = _first_that_fits(job, device, launch)
+            plan = None if quick is None else list(astuple(quick))
         if plan is None:
             plan = _save_plan(signature, key, _measure(job, device, launch))
         load_plans({signature: {key: plan}})
@@ -151,7 +156,7 @@ def choose_plan(job: TuningJob, device: torch.device, launch: Launch) -> LaunchP
 
 
 def _measure(job: TuningJob, device: torch.device, launch: Launch) -> LaunchPlan:
-    print(f"holdfast: timing kernels for {_key(job)}; cached in {_cache_file()}", file=sys.stderr)
+    _print_once(f"holdfast: timing kernels for this GPU, once for each size; cached in {_cache_file()}")
     times = {plan: _time(launch, plan) for plan in candidates(job, processors_of(device))}
     measured = {plan: seconds for plan, seconds in times.items() if seconds is not None}
     if not measured:
@@ -159,6 +164,30 @@ def _measure(job: TuningJob, device: torch.device, launch: Launch) -> LaunchPlan
             f"This GPU has too little memory to run {_key(job)} with our kernels; use policy.kernel=torch."
         )
     return min(measured, key=measured.__getitem__)
+
+
+@cache
+def _print_once(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _first_that_fits(job: TuningJob, device: torch.device, launch: Launch) -> LaunchPlan | None:
+    """Return the first plan that runs on this GPU."""
+    return next((plan for plan in candidates(job, processors_of(device)) if _fits(launch, plan)), None)
+
+
+def _fits(launch: Launch, plan: LaunchPlan) -> bool:
+    import triton
+
+    try:
+        launch(plan)
+    except (triton.OutOfResources, torch.OutOfMemoryError):
+        return False
+    except RuntimeError as error:
+        if "cooperative launch" in str(error):
+            return False
+        raise
+    return True
 
 
 def _time(launch: Launch, plan: LaunchPlan) -> float | None:
