@@ -1,6 +1,7 @@
 """Sections of a report about memory: is it right, used and fresh, how far gradients reach, one agent's state."""
 
 import json
+import re
 from collections.abc import Mapping
 from html import escape
 
@@ -18,6 +19,11 @@ from holdfast.report.theme import plain
 
 USED = 0.1
 """Memory counts as used if clearing it costs this fraction of the return."""
+ABLATIONS = {
+    "cleared": "Cleared: the state is zeroed before every step.",
+    "frozen": "Frozen: it stays as after an episode's first step.",
+    "shuffled": f"Shuffled: agents get each other's. Frozen and shuffled are means of {EPISODES} episodes each.",
+}
 CAPTIONS = {
     "rollout": "By value, while it acts: memory crosses segment edges (dashed), never an episode start (red line).",
     "replay": "By value, in the update: it may cross segment edges (dashed), never an episode start (red line).",
@@ -40,7 +46,7 @@ def is_memory_right(report: Report) -> Section:
         body += (
             "<p class='soft'>Reach is measured on the trained policy, in float64, with scripted observations: one is "
             "changed, and blue cells are the outputs that change, the deeper the more. Empty cells are exactly 0, grey "
-            f"ones steps without an agent, red ones not allowed. {command('check', run)} measures all nine laws.</p>"
+            f"ones steps without an agent, red ones not allowed. {command('check', run)} measures every law.</p>"
         )
     else:
         reason = escape(plain(measured.notes.get("reach", "The reach was not measured."), 400))
@@ -49,7 +55,7 @@ def is_memory_right(report: Report) -> Section:
     if not len(run.curve("memory/replay_error")[0]):
         body += "<p class='soft'>Replay error: not measured, metrics.jsonl has no memory/replay_error.</p>"
     rows = _audit_rows(report)
-    body += html_table(("", "measured", "must be", "metric"), rows) if rows else ""
+    body += html_table(("", "measured", "must be"), rows) if rows else ""
     return Section("right", "Is memory right?", escape(_right(report)), figures, body, "square")
 
 
@@ -78,14 +84,19 @@ def _audit_rows(report: Report) -> list[list[str]]:
     for run, measured in zip(report.runs, report.measured, strict=True):
         prefix = f"{plain(run.name)}: " if several else ""
         for row in audit(run):
-            rows.append([f"{mark(row.ok)} {escape(prefix + row.what)}", escape(row.measured), escape(row.bound)])
-            rows[-1].append(escape(row.where))
+            what = f"{mark(row.ok)} {escape(prefix + row.what)} <small>{escape(row.where)}</small>"
+            rows.append([what, _unbroken(row.measured), _unbroken(row.bound)])
         if several:
             # The reach of the others is not drawn.
             ok = None if measured.reach is None else not [f for f in memory_faults(run, measured) if f.of_reach]
             text = {None: "not measured", True: "no leak", False: "leaks"}[ok]
-            rows.append([f"{mark(ok)} {escape(prefix)}reach", text, "no leak", "this report"])
+            rows.append([f"{mark(ok)} {escape(prefix)}reach <small>this report</small>", text, "no leak"])
     return rows
+
+
+def _unbroken(text: str) -> str:
+    """Return text as HTML in which numbers such as 1e-4 stay on one line."""
+    return re.sub(r"\de-\d+", r"<span class='number'>\g<0></span>", escape(text))
 
 
 def _replay_figure(run: RunData) -> list[Figure]:
@@ -116,11 +127,7 @@ def is_memory_used(report: Report) -> Section:
     figures, body = [], ""
     if returns:
         figure = plots.memory_use(returns, measured.best)
-        caption = (
-            "Cleared: the state is zeroed before every step. Frozen: it stays as after an episode's first step. "
-            "Shuffled: agents get each other's. "
-            + (f"The last two are of {EPISODES} episodes each." if "frozen" in returns else "")
-        )
+        caption = " ".join(text for mode, text in ABLATIONS.items() if mode in returns)
         data = {"memory": list(returns), "return": list(returns.values())}
         figures.append(make_figure("memory_use", figure, caption, data, "Return by what is done to the memory"))
     if measured.delays:
@@ -167,9 +174,8 @@ def is_memory_fresh(report: Report) -> Section:
     last, kl, update = float(values[-1]), run.last("memory/stale_kl"), run.last("losses/approx_kl")
     lead = f"After the last update, stored states are {100 * last:.0f} % away from those of the new weights"
     if kl is not None and update is not None and update > 0:
-        small = kl < 0.5 * update
-        effect = "which changes the policy less than the update itself" if small else "which changes the policy visibly"
-        lead += f", {effect}: KL {number_text(kl)} against {number_text(update)}"
+        size = "less than" if kl < 0.5 * update else "more than" if kl > 2 * update else "about as much as"
+        lead += f", which changes the policy {size} the update itself: KL {number_text(kl)} against {number_text(update)}"
     hint = "" if last < 0.2 else " trainer.stale=recompute computes them again."
     data = {"agent steps": steps, "drift": values, "stale KL": run.curve("memory/stale_kl")[1]}
     caption = (
@@ -211,9 +217,10 @@ def state_of_one_agent(report: Report) -> Section:
         return Section(name, title, escape(text))
     starts = sum(len(agent.starts) for agent in timeline.agents)
     steps, count = len(timeline.agents[0].norms), len(timeline.agents)
-    cut = "its values are carried across segment edges, where gradients are cut"
+    began = f"began {starts} episode{'s' * (starts != 1)}, each with a cleared state" if starts else "began no episode"
     lead = (
-        f"Over {steps} steps, {count} agent{'s' * (count > 1)} began {starts} episodes: each cleared the state; {cut}."
+        f"Over {steps} steps, {count} agent{'s' * (count > 1)} {began}; states are carried across segment edges, where "
+        "gradients are cut."
     )
     caption = (
         "A row is an agent, and the deeper the blue the larger its state. Red: an episode starts, after a termination "

@@ -29,6 +29,7 @@ from holdfast.report.theme import (
     TEAL,
     VIOLET,
     drawing,
+    legend_above,
     new_figure,
     plain,
 )
@@ -36,7 +37,11 @@ from holdfast.report.theme import (
 MAX_GROUPS = 8
 """Curves of one plot."""
 RESAMPLES = 500
+EXACT = 1e-9
+"""Replay errors are drawn no smaller: 0 has no place on a logarithmic axis."""
 X_AXES = {"steps": ("global_step", "agent steps"), "time": ("seconds", "seconds of training")}
+STEPS = (1, 2, 2.5, 5, 10)
+"""Multiples at which an axis has ticks."""
 PHASES = {"world": TEAL, "forward": GREEN, "copy": ORANGE, "update": VIOLET, "other": SOFT}
 """Parts of an iteration and their colours."""
 
@@ -51,15 +56,15 @@ def learning_curve(runs: Any, x: str = "steps", metric: str = "charts/episodic_r
             axes.plot(grid, middle, color=colour, linewidth=1.8, label=plain(label, 36))
             if (high > low).any():
                 axes.fill_between(grid, low, high, color=colour, alpha=0.2, linewidth=0)
-        if x == "steps" and metric == "charts/episodic_return":
-            _final_marks(axes, read_runs(runs))
+        if metric == "charts/episodic_return":
+            _evaluation_marks(axes, read_runs(runs), X_AXES[x][0])
         if len(axes.get_legend_handles_labels()[0]) > 1:
-            axes.legend(loc="best")
+            legend_above(figure, axes)
         return _labelled(figure, axes, X_AXES[x][1], "return of training episodes")
 
 
-def _final_marks(axes: Axes, runs: Sequence[RunData]) -> None:
-    """Mark the final evaluations of one run: greedy, sampled, memory cleared."""
+def _evaluation_marks(axes: Axes, runs: Sequence[RunData], x: str) -> None:
+    """Mark the evaluations of one run: greedy, sampled, memory cleared."""
     if len(runs) != 1:
         return
     marks = {
@@ -68,9 +73,9 @@ def _final_marks(axes: Axes, runs: Sequence[RunData]) -> None:
         "eval/return_mean_memory_cleared": ("memory cleared", "x", RED),
     }
     for name, (label, marker, colour) in marks.items():
-        steps, values = runs[0].curve(name)
+        over, values = runs[0].curve(name, x)
         if len(values):
-            (line,) = axes.plot(steps, values, marker, color=colour, markersize=5, label=f"evaluation, {label}")
+            (line,) = axes.plot(over, values, marker, color=colour, markersize=5, label=f"evaluation, {label}")
             line.set_markerfacecolor("none")
     axes.margins(x=0.03)
 
@@ -136,11 +141,10 @@ def replay_error(run: Any) -> Figure:
             ("memory/replay_value_error", "value", ORANGE),
         ):
             steps, values = data.curve(name)
-            # An error of exactly 0 has no place on a logarithmic axis.
-            axes.plot(steps, np.clip(values, 1e-12, None), color=colour, linewidth=1.5, label=label)
+            axes.plot(steps, np.clip(values, EXACT, None), color=colour, linewidth=1.5, label=label)
         axes.axhline(bound, color=RED, linewidth=1.2, linestyle=(0, (4, 2)), label=f"alarm at {short_number(bound)}")
         axes.set_yscale("log")
-        axes.legend(loc="best")
+        legend_above(figure, axes)
         return _labelled(figure, axes, "agent steps", "replay error", log=True)
 
 
@@ -151,14 +155,13 @@ def memory_use(returns: Mapping[str, float], best: float | None = None) -> Figur
         names, values = list(returns), list(returns.values())
         colours = [BLUE if name.startswith("intact") else SOFT for name in names]
         bars = axes.bar([name.replace(", ", "\n") for name in names], values, color=colours, width=0.62)
-        axes.bar_label(bars, labels=[f"{value:.3g}" for value in values], padding=2, color=INK, fontsize=10)
+        axes.bar_label(bars, labels=[short_number(value, digits=3) for value in values], padding=2, color=INK, fontsize=10)
         if best is not None:
-            line = axes.axhline(
-                best, color=GREEN, linewidth=1.2, linestyle=(0, (4, 2)), label=f"best possible {best:.3g}"
-            )
-            axes.legend(handles=[line], loc="upper right", borderaxespad=0)
+            label = f"best possible, {short_number(best, digits=3)}"
+            axes.axhline(best, color=GREEN, linewidth=1.2, linestyle=(0, (4, 2)), label=label)
+            legend_above(figure, axes)
         axes.grid(visible=False, axis="x")
-        axes.margins(y=0.22)
+        axes.margins(y=0.15)
         axes.tick_params(axis="x", length=0, labelcolor=INK)
         return _labelled(figure, axes, "", "mean return, greedy")
 
@@ -174,7 +177,7 @@ def success_by_delay(points: Sequence[tuple[int, float]], horizon: int | None, c
             axes.axvline(horizon, color=TEAL, linewidth=1.2, linestyle=(0, (4, 2)), label=f"BPTT horizon, {horizon}")
         if chance is not None:
             axes.axhline(chance, color=SOFT, linewidth=1.0, linestyle=(0, (4, 2)), label="best without memory")
-        axes.legend(loc="best")
+        legend_above(figure, axes)
         axes.set_xticks(delays, [str(delay) for delay in delays])
         axes.minorticks_off()
         axes.set_ylabel("mean return, greedy")
@@ -189,15 +192,17 @@ def drift(run: Any) -> Figure:
         figure, axes = new_figure()
         for name, label, colour in (
             ("memory/drift", "drift: |stored - fresh| / |fresh|", VIOLET),
-            ("memory/stale_kl", "KL of the policy that it causes, nats", ORANGE),
-            ("losses/approx_kl", "KL of the update itself, nats", SOFT),
+            ("memory/stale_kl", "KL that it causes, nats", ORANGE),
+            ("losses/approx_kl", "KL of the update, nats", SOFT),
         ):
             steps, values = data.curve(name)
-            if len(values):
-                axes.plot(steps, np.where(values > 0, values, np.nan), color=colour, linewidth=1.6, label=label)
+            # Rounding gives estimates of 0 and below, which have no place on a logarithmic axis.
+            drawn = values > 0
+            if drawn.any():
+                axes.plot(steps[drawn], values[drawn], color=colour, linewidth=1.6, label=label)
         axes.set_yscale("log")
-        axes.legend(loc="best", fontsize=8.5)
-        return _labelled(figure, axes, "agent steps", "size", log=True)
+        legend_above(figure, axes)
+        return _labelled(figure, axes, "agent steps", "drift, or KL", log=True)
 
 
 def gradient_by_age(run: Any) -> Figure:
@@ -205,7 +210,7 @@ def gradient_by_age(run: Any) -> Figure:
     (data,) = read_runs(run)
     ages = sorted(int(name.partition("@")[2]) for name in data.metrics if is_within(name))
     with drawing():
-        figure, axes = new_figure()
+        figure, axes = new_figure(left=0.86, right=1.08)
         steps, columns, before = np.empty(0), list[np.ndarray](), 0.0
         for age in ages:
             steps, within = data.curve(f"gradients/within@{age}")
@@ -219,7 +224,6 @@ def gradient_by_age(run: Any) -> Figure:
             base = base + share
         axes.axhline(0.8, color=INK, linewidth=0.8, linestyle=(0, (2, 2)))
         axes.set(ylim=(0, 1), xlim=(steps[0], max(steps[-1], steps[0] + 1)))
-        axes.set_position((0.144, 0.161, 0.62, 0.723))
         axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), title="steps back", reverse=True, fontsize=8.5)
         _labelled(figure, axes, "agent steps", "share of the gradient")
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.0f} %"))
@@ -249,7 +253,9 @@ def time_split(runs: Any) -> Figure:
     """Draw the parts of the time of training: world, forward passes, copies, update, the rest."""
     data = read_runs(runs)
     with drawing():
-        figure, axes = new_figure(height=1.25 + 0.42 * max(1, len(data)))
+        names = [plain(run.name, 24) for run in data] if len(data) > 1 else [""]
+        left = 0.16 + 0.08 * max(map(len, names))
+        figure, axes = new_figure(height=0.64 + 0.42 * max(1, len(data)), left=left)
         for row, run in enumerate(data):
             sums = phase_seconds(run)
             total, left = sum(sums.values()) or 1.0, 0.0
@@ -260,16 +266,14 @@ def time_split(runs: Any) -> Figure:
                     axes.text(left + share / 2, row, f"{100 * share:.0f} %", ha="center", va="center", fontsize=9)
                     axes.texts[-1].set_color(PAPER)
                 left += share
-        names = [plain(run.name, 10) for run in data] if len(data) > 1 else [""]
         axes.set_yticks(range(len(names)), names)
         axes.set(xlim=(0, 1), ylim=(len(names) - 0.5, -0.5))
         axes.grid(visible=False)
         axes.tick_params(axis="both", length=0)
         axes.spines[:].set_visible(False)
         axes.set_xticks([])
-        axes.legend(
-            loc="upper center", bbox_to_anchor=(0.5, -0.02), ncols=len(PHASES), columnspacing=1.2, handlelength=1
-        )
+        place = {"loc": "upper left", "bbox_to_anchor": (0.1, 0.46), "bbox_transform": figure.dpi_scale_trans}
+        axes.legend(**place, ncols=len(PHASES), columnspacing=1.2, handlelength=1, borderaxespad=0)
         return figure
 
 
@@ -282,14 +286,14 @@ def _labelled(figure: Figure, axes: Axes, x: str, y: str, *, log: bool = False) 
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     if x:
-        axes.xaxis.set_major_locator(MaxNLocator(5))
+        axes.xaxis.set_major_locator(MaxNLocator(5, steps=STEPS))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: compact(value)))
     if log:
         axes.yaxis.set_major_locator(LogLocator(numticks=7))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short_number(value)))
         axes.yaxis.set_minor_locator(NullLocator())
     else:
-        axes.yaxis.set_major_locator(MaxNLocator(6))
+        axes.yaxis.set_major_locator(MaxNLocator(6, steps=STEPS))
     return figure
 
 

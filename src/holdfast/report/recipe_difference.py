@@ -5,6 +5,8 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
+from holdfast.config.run import all_keys
+from holdfast.config.world_names import FAMILIES, world_prefix
 from holdfast.errors import ConfigError
 from holdfast.recipes import RECIPES, find_recipe, recipe_for
 from holdfast.report.run_data import RunData
@@ -22,11 +24,23 @@ def recipe_difference(run: RunData) -> tuple[str | None, list[tuple[str, str, st
         recipe = find_recipe(name).model_dump(mode="json")
     except ConfigError:
         return None, []
-    before, after = dict(_flat(recipe)), dict(_flat(run.config))
     # The world of the recipe may have other keys.
+    before, after = _world_defaults(run) | dict(_flat(recipe)), dict(_flat(run.config))
     keys = [key for key in dict.fromkeys([*after, *before]) if key not in IGNORED]
     rows = [(key, before.get(key, "-"), after.get(key, "-")) for key in keys]
     return name, [row for row in rows if row[1] != row[2] and not (row[2] == "-" and row[0].startswith("world."))]
+
+
+def _world_defaults(run: RunData) -> dict[str, str]:
+    """Return the defaults of the world's keys; of a user's class none, as that would import it."""
+    world = run.text("world", "name")
+    if world not in FAMILIES and world_prefix(world) is None:
+        return {}
+    try:
+        keys = all_keys(world)
+    except ConfigError:
+        return {}
+    return dict(_flat({key: field.get_default() for key, field in keys.items() if key.startswith("world.")}))
 
 
 def recipe_name(run: RunData) -> str:
@@ -49,9 +63,9 @@ def _flat(tree: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
     elif isinstance(tree, list) and prefix == "schedule" and all(isinstance(item, dict) for item in tree):
         for item in tree:
             yield f"schedule.{item.get('key')}", f"{item.get('kind')}:{item.get('end')}"
-    elif tree is None or tree == []:
+    elif tree is None or tree in ([], ()):
         yield prefix, "none"
     elif isinstance(tree, str):
         yield prefix, tree
     else:
-        yield prefix, json.dumps(tree)
+        yield prefix, json.dumps(tree, default=str)

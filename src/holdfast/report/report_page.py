@@ -10,7 +10,7 @@ from typing import Any
 
 from holdfast.errors import ConfigError, writing
 from holdfast.report import plots
-from holdfast.report.learning_sections import did_it_learn, how_to_reproduce, watch_it, what_was_run, where_time_goes
+from holdfast.report.learning_sections import did_it_learn, how_to_reproduce, what_was_run, where_time_goes
 from holdfast.report.memory_sections import (
     gradient_reach,
     is_memory_fresh,
@@ -22,6 +22,7 @@ from holdfast.report.policy_measurements import PolicyMeasurements, measure_run
 from holdfast.report.run_data import RunData, read_run
 from holdfast.report.section import Column, Figure, Report, Section
 from holdfast.report.theme import as_png, colour_variables, drawing
+from holdfast.report.watch_section import watch_it
 from holdfast.version import __version__
 
 MAX_RUNS = 20
