@@ -4,14 +4,18 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
+import numpy as np
+
 from holdfast.config.sizes import format_bytes
 from holdfast.report import plots
 from holdfast.report.recipe_difference import recipe_difference
-from holdfast.report.run_data import RunData
+from holdfast.report.run_data import RunData, group_label
 from holdfast.report.section import Column, Report, Section, command, html_table, make_figure, number_text
 from holdfast.report.text import clock
 from holdfast.report.theme import plain
 
+MAX_GROUPS, MAX_SENTENCES = 8, 3
+"""Groups of runs in a table, and in a sentence."""
 FACTS = {
     "agents": ("world", "agents"),
     "BPTT horizon": ("trainer", "bptt_horizon"),
@@ -26,8 +30,10 @@ FACTS = {
 
 def what_was_run(report: Report) -> Section:
     """Difference from the recipe, and the sizes."""
-    run = report.run
-    recipe, rows = recipe_difference(run)
+    run, firsts = report.run, [report.runs[group[0]] for group in report.groups][:MAX_GROUPS]
+    recipe, rows = recipe_difference(firsts)
+    # Of runs that differ in their seed alone, the seeds are in another table.
+    rows = [row for row in rows if row[0] != "seed"] if len(report.runs) > 1 else rows
     if recipe is None:
         sentence = "The config of this run cannot be compared with a recipe"
     elif rows:
@@ -36,13 +42,14 @@ def what_was_run(report: Report) -> Section:
         sentence = f"The recipe {recipe}, with no key changed"
     seeds = {str(each.value("seed")) for each in report.runs}
     several = f" · {len(report.runs)} runs, {len(seeds)} seed{'s' * (len(seeds) > 1)}" if len(report.runs) > 1 else ""
-    table = html_table(("key", "recipe", "this run"), [[escape(plain(cell, 200)) for cell in row] for row in rows])
-    body = table if rows else ""
+    labels = [plain(group_label([report.runs[number] for number in group]), 36) for group in report.groups]
+    head = ("key", "recipe", *(labels[:MAX_GROUPS] if len(report.runs) > 1 else ["this run"]))
+    body = html_table(head, [[escape(plain(cell, 200)) for cell in row] for row in rows]) if rows else ""
     if len(report.runs) > 1:
         names = ("run", "policy", "world", "steps", "time", "seed")
         body += html_table(names, [_run_row(each) for each in report.runs])
     facts = [f"{name} {number_text(run.value(*keys), 4)}" for name, keys in FACTS.items() if _is_size(run.value(*keys))]
-    body += f"<p class='soft'>{escape(' · '.join(facts))}</p>" if facts else ""
+    body += f"<p class='soft'>{escape(' · '.join(facts))}</p>" if facts and len(report.groups) == 1 else ""
     problems = [f"{plain(each.name)}: {plain(problem, 300)}" for each in report.runs for problem in each.problems]
     if problems:
         body += f"<ul class='notes'>{''.join(f'<li>{escape(problem)}</li>' for problem in problems)}</ul>"
@@ -85,23 +92,33 @@ def did_it_learn(report: Report) -> Section:
 
 def _learned(report: Report, curves: Mapping[str, Any]) -> str:
     """Say in words how the return changed, and how the policy plays now."""
-    label, (_, middle, _, _) = next(iter(curves.items()))
-    part = max(1, len(middle) // 20)
-    first, last = float(middle[:part].mean()), float(middle[-part:].mean())
-    size = max(abs(first), abs(last))
-    verb = "rose" if last - first > 0.05 * size else "fell" if first - last > 0.05 * size else "did not change"
-    values = (
-        f"from {number_text(first)} to {number_text(last)}"
-        if verb != "did not change"
-        else f"from {number_text(first)}"
-    )
-    start = f"The return {verb} {values}" if len(curves) == 1 else f"The return of {plain(label)} {verb} {values}"
+    changes = [(label, *_change(middle)) for label, (_, middle, _, _) in list(curves.items())[:MAX_SENTENCES]]
     if len(report.runs) > 1:
-        return f"{start}."
+        label, verb, values = changes[0]
+        others = [f"of {plain(name)} {verb} {values}" for name, verb, values in changes[1:]]
+        text = "; ".join([f"The return of {plain(label)} {verb} {values}", *others])
+        greedy = [report.runs[number].last("eval/return_mean") for number in report.groups[0]]
+        scores = np.array([score for score in greedy if score is not None])
+        if len(scores) < 2:
+            return f"{text}."
+        mean = number_text(float(plots.interquartile_mean(scores)))
+        name = plain(group_label([report.runs[number] for number in report.groups[0]]))
+        return f"{text}. Greedy evaluation of {name}: interquartile mean {mean}."
+    start = f"The return {changes[0][1]} {changes[0][2]}"
     words = [f"{number_text(value)} {word}" for word, value in _scores(report.run).items() if value is not None]
     best = report.measured[0].best
     best_text = f"; the best possible is {number_text(best)}" if best is not None and words else ""
     return f"{start}. Evaluation: {', '.join(words)}{best_text}." if words else f"{start}."
+
+
+def _change(curve: np.ndarray) -> tuple[str, str]:
+    """Return how a curve changed, and from what to what."""
+    part = max(1, len(curve) // 20)
+    first, last = float(curve[:part].mean()), float(curve[-part:].mean())
+    size = max(abs(first), abs(last))
+    verb = "rose" if last - first > 0.05 * size else "fell" if first - last > 0.05 * size else ""
+    numbers = f"from {number_text(first)} to {number_text(last)}"
+    return (verb, numbers) if verb else ("did not change", f"from {number_text(first)}")
 
 
 def _scores(run: RunData) -> dict[str, float | None]:
@@ -135,7 +152,8 @@ def where_time_goes(report: Report) -> Section:
     share = 100 * seconds[longest] / sum(seconds.values())
     words = {"world": "the world", "forward": "forward passes of the rollout", "copy": "copies", "update": "the update"}
     speed = run.last("charts/SPS")
-    lead = f"{share:.0f} % of the time goes into {words.get(longest, 'checks, monitors and files')}"
+    of_run = f" of {plain(run.name)}" if len(report.runs) > 1 else ""
+    lead = f"{share:.0f} % of the time{of_run} goes into {words.get(longest, 'checks, monitors and files')}"
     lead += f"; {speed:,.0f} agent steps a second at the end." if speed is not None else "."
     data: dict[str, Column] = {"run": [plain(each.name) for each in report.runs]}
     data |= {phase: [plots.phase_seconds(each)[phase] for each in report.runs] for phase in seconds}
@@ -143,9 +161,7 @@ def where_time_goes(report: Report) -> Section:
         "Wall-clock time of all iterations: stepping the world; the policy's forward passes in the rollout; copies "
         "between them; the update; checks, monitors and files."
     )
-    figure = make_figure(
-        "time_split", plots.time_split(report.runs), caption, data, "Parts of the time"
-    )
+    figure = make_figure("time_split", plots.time_split(report.runs), caption, data, "Parts of the time")
     sizes = {
         "rollout buffer": run.last("memory/buffer_bytes"),
         "states of all agents": run.last("memory/state_bytes"),
@@ -169,4 +185,6 @@ def how_to_reproduce(report: Report) -> Section:
         )
     )
     lead = "The same command with the same versions gives the same numbers, bit for bit, on the same machine."
-    return Section("reproduce", "How to reproduce it", lead, body=f"{typed}<ul class='notes'>{more}</ul>")
+    return Section(
+        "reproduce", "How to reproduce it", lead, of=report.name_of(0), body=f"{typed}<ul class='notes'>{more}</ul>"
+    )

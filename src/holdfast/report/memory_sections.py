@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 
 import numpy as np
@@ -12,7 +12,7 @@ from holdfast.monitor.gradients import EDGE, advice
 from holdfast.report import plots, state_plots
 from holdfast.report.check_page import leaks
 from holdfast.report.memory_faults import audit, memory_faults
-from holdfast.report.policy_measurements import EPISODES
+from holdfast.report.policy_measurements import EPISODES, EVALUATED, PolicyMeasurements
 from holdfast.report.run_data import RunData
 from holdfast.report.section import Column, Figure, Report, Section, command, html_table, make_figure, mark, number_text
 from holdfast.report.theme import plain
@@ -54,8 +54,7 @@ def is_memory_right(report: Report) -> Section:
     figures += _replay_figure(run)
     if not len(run.curve("memory/replay_error")[0]):
         body += "<p class='soft'>Replay error: not measured, metrics.jsonl has no memory/replay_error.</p>"
-    rows = _audit_rows(report)
-    body += html_table(("", "measured", "must be"), rows) if rows else ""
+    body += _audit_of_all(report) if len(report.runs) > 1 else _audit_of_one(run, measured)
     return Section("right", "Is memory right?", escape(_right(report)), figures, body, "square")
 
 
@@ -78,20 +77,31 @@ def _right(report: Report) -> str:
     return f"Memory is right as far as it was measured: {'; '.join(parts)}."
 
 
-def _audit_rows(report: Report) -> list[list[str]]:
-    several = len(report.runs) > 1
+def _audit_of_one(run: RunData, measured: PolicyMeasurements) -> str:
+    rows = [
+        [
+            f"{mark(row.ok)} {escape(row.what)} <small>{escape(row.where)}</small>",
+            _unbroken(row.measured),
+            _unbroken(row.bound),
+        ]
+        for row in audit(run)
+    ]
+    return html_table(("", "measured", "must be"), rows) if rows else ""
+
+
+def _audit_of_all(report: Report) -> str:
+    """Return a table with a row for each run; the reach of one of them is drawn."""
+    names = {row.name: row for run in report.runs for row in audit(run)}
+    head = ("run", "reach", *(f"{row.name}, {row.bound}" for row in names.values()))
     rows = []
     for run, measured in zip(report.runs, report.measured, strict=True):
-        prefix = f"{plain(run.name)}: " if several else ""
-        for row in audit(run):
-            what = f"{mark(row.ok)} {escape(prefix + row.what)} <small>{escape(row.where)}</small>"
-            rows.append([what, _unbroken(row.measured), _unbroken(row.bound)])
-        if several:
-            # The reach of the others is not drawn.
-            ok = None if measured.reach is None else not [f for f in memory_faults(run, measured) if f.of_reach]
-            text = {None: "not measured", True: "no leak", False: "leaks"}[ok]
-            rows.append([f"{mark(ok)} {escape(prefix)}reach <small>this report</small>", text, "no leak"])
-    return rows
+        ok = None if measured.reach is None else not [fault for fault in memory_faults(run, measured) if fault.of_reach]
+        words = {None: "not measured", True: "no leak", False: "leaks"}[ok]
+        cells = {row.name: f"{mark(row.ok)} {_unbroken(row.short)}" for row in audit(run)}
+        reach = f"<span class='number'>{mark(ok)} {words}</span>"
+        rows.append([escape(plain(run.name)), reach, *(cells.get(name, "-") for name in names)])
+    shown = escape(plain(report.runs[report.shown].name))
+    return f"<p class='soft'>The reach and the replay error above are those of {shown}.</p>{html_table(head, rows)}"
 
 
 def _unbroken(text: str) -> str:
@@ -115,41 +125,51 @@ def _replay_figure(run: RunData) -> list[Figure]:
 
 def is_memory_used(report: Report) -> Section:
     """Returns with memory intact, cleared, frozen and shuffled; returns by delay."""
-    name, title = "used", "Is memory used?"
-    measured, run = report.measured[0], report.run
-    if not measured.has_memory:
-        return Section(name, title, "The policy has no memory.")
-    returns = measured.returns or {
-        mode: value
-        for mode, metric in (("intact", "eval/return_mean"), ("cleared", "eval/return_mean_memory_cleared"))
-        if (value := run.last(metric)) is not None
-    }
+    name, title, group = "used", "Is memory used?", report.groups[0]
+    of_runs, run, first = report.name_of(*group), report.run, report.measured[0]
+    if not first.has_memory:
+        return Section(name, title, "The policy has no memory.", of=of_runs)
+    table = [_returns(report.runs[number], report.measured[number]) for number in group]
+    returns = {mode: [each[mode] for each in table] for mode in table[0] if all(mode in each for each in table)}
     figures, body = [], ""
+    names = [plain(report.runs[number].name) for number in group] if len(group) > 1 else ["return"]
     if returns:
-        figure = plots.memory_use(returns, measured.best)
+        figure = plots.memory_use(returns, first.best)
         caption = " ".join(text for mode, text in ABLATIONS.items() if mode in returns)
-        data = {"memory": list(returns), "return": list(returns.values())}
+        data: dict[str, Column] = {"memory": list(returns)}
+        data |= {name: [each[row] for each in returns.values()] for row, name in enumerate(names)}
         figures.append(make_figure("memory_use", figure, caption, data, "Return by what is done to the memory"))
-    if measured.delays:
-        figure = plots.success_by_delay(
-            measured.delays, run.number("trainer", "bptt_horizon"), measured.best_without_memory
-        )
-        delays, values = zip(*measured.delays, strict=True)
+    points = _common([report.measured[number].delays for number in group])
+    if points:
+        figure = plots.success_by_delay(points, run.number("trainer", "bptt_horizon"), first.best_without_memory)
         trained = json.dumps(run.value("world", "delay"))
         caption = (
             f"Trained with a delay of {plain(trained, 30)}; {EPISODES} episodes each. Beyond the BPTT horizon no "
             "gradient reaches the cue; values still do."
         )
-        data = {"delay": delays, "return": values}
+        data = {"delay": [delay for delay, _ in points]}
+        data |= {name: [each[row] for _, each in points] for row, name in enumerate(names)}
         figures.append(make_figure("return_by_delay", figure, caption, data, "Return by delay"))
     for key, text in (("returns", "Frozen and shuffled memory"), ("delays", "Return by delay")):
-        note = measured.notes.get(key)
+        note = first.notes.get(key)
         if note is not None and "no delay" not in note:
             body += f"<p class='soft'>{escape(text)}: {escape(plain(note, 400))}</p>"
-    lead = _used(returns)
+    means = {mode: float(plots.interquartile_mean(np.array(values))) for mode, values in returns.items()}
     if not returns:
         body += f"<p>{command('eval', run, '--memory', 'all')} measures it.</p>"
-    return Section(name, title, escape(lead), figures, body)
+    return Section(name, title, escape(_used(means)), figures, body, of=of_runs)
+
+
+def _returns(run: RunData, measured: PolicyMeasurements) -> Mapping[str, float]:
+    """Return the returns by memory mode; without a measurement those of the final evaluation."""
+    evaluated = {mode: run.last(metric) for mode, metric in EVALUATED.items()}
+    return measured.returns or {mode: value for mode, value in evaluated.items() if value is not None}
+
+
+def _common(curves: Sequence[Sequence[tuple[int, float]]]) -> list[tuple[int, list[float]]]:
+    """Return the delays that all runs were measured at, with the return of each run."""
+    tables = [dict(curve) for curve in curves]
+    return [(delay, [table[delay] for table in tables]) for delay, _ in curves[0] if all(delay in t for t in tables)]
 
 
 def _used(returns: Mapping[str, float]) -> str:
@@ -175,7 +195,9 @@ def is_memory_fresh(report: Report) -> Section:
     lead = f"After the last update, stored states are {100 * last:.0f} % away from those of the new weights"
     if kl is not None and update is not None and update > 0:
         size = "less than" if kl < 0.5 * update else "more than" if kl > 2 * update else "about as much as"
-        lead += f", which changes the policy {size} the update itself: KL {number_text(kl)} against {number_text(update)}"
+        lead += (
+            f", which changes the policy {size} the update itself: KL {number_text(kl)} against {number_text(update)}"
+        )
     hint = "" if last < 0.2 else " trainer.stale=recompute computes them again."
     data = {"agent steps": steps, "drift": values, "stale KL": run.curve("memory/stale_kl")[1]}
     caption = (
@@ -183,7 +205,7 @@ def is_memory_fresh(report: Report) -> Section:
         "states from those that the current weights compute for the same steps."
     )
     figure = make_figure("drift", plots.drift(run), caption, data, "Drift of stored states over training")
-    return Section(name, title, escape(f"{lead}.{hint}"), [figure])
+    return Section(name, title, escape(f"{lead}.{hint}"), [figure], of=report.name_of(0))
 
 
 def gradient_reach(report: Report) -> Section:
@@ -203,7 +225,7 @@ def gradient_reach(report: Report) -> Section:
     data |= {f"within {age} steps": run.curve(f"gradients/within@{age}")[1] for age in ages}
     caption = f"Share of the gradient of an output by the number of steps back. {hint and hint[0].upper() + hint[1:]}"
     figure = make_figure("gradient_by_age", plots.gradient_by_age(run), caption, data, "Gradient by steps back")
-    return Section(name, title, escape(lead), [figure])
+    return Section(name, title, escape(lead), [figure], of=report.name_of(0))
 
 
 def state_of_one_agent(report: Report) -> Section:
@@ -234,4 +256,4 @@ def state_of_one_agent(report: Report) -> Section:
     if timeline.trace:
         lines = escape("\n".join(plain(line, 300) for line in timeline.trace[:400]))
         trace = f"<details><summary>One agent, line by line</summary><pre>{lines}</pre></details>"
-    return Section(name, title, escape(lead), [figure], trace, "wide")
+    return Section(name, title, escape(lead), [figure], trace, "wide", report.name_of(0))

@@ -14,7 +14,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from holdfast.errors import ConfigError
 from holdfast.monitor.replay_check import replay_alarm
 from holdfast.monitor.timeline import FILE
-from holdfast.report.run_data import BINS, RunData, read_runs
+from holdfast.report.run_data import BINS, RunData, group_label, read_runs
 from holdfast.report.state_plots import state_timeline
 from holdfast.report.text import short_number
 from holdfast.report.theme import (
@@ -107,19 +107,10 @@ def grouped_curves(
     return curves
 
 
-def group_label(runs: Sequence[RunData]) -> str:
-    """Name a group: the run, or what its names have in common and the number of runs."""
-    if len(runs) == 1:
-        return runs[0].name
-    names = [run.name for run in runs]
-    common = next(i for i in range(min(map(len, names)) + 1) if len({name[: i + 1] for name in names}) > 1 or i == 64)
-    return f"{names[0][:common].rstrip('-_. 0') or names[0]} · {len(runs)} seeds"
-
-
 def interquartile_mean(table: np.ndarray) -> np.ndarray:
     """Mean over the first axis without a quarter, rounded down, at each end."""
     cut = len(table) // 4
-    return np.sort(table, axis=0)[cut : len(table) - cut].mean(0)
+    return np.asarray(np.sort(table, axis=0)[cut : len(table) - cut].mean(0))
 
 
 def _band(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -148,17 +139,30 @@ def replay_error(run: Any) -> Figure:
         return _labelled(figure, axes, "agent steps", "replay error", log=True)
 
 
-def memory_use(returns: Mapping[str, float], best: float | None = None) -> Figure:
-    """Draw the return by what is done to the memory: intact, cleared, frozen, shuffled."""
+def memory_use(returns: Mapping[str, float | Sequence[float]], best: float | None = None) -> Figure:
+    """Draw the return by what is done to the memory: intact, cleared, frozen, shuffled.
+
+    Of several runs, returns are sequences: a bar is their interquartile mean, and a dot is a run.
+    """
     with drawing():
         figure, axes = new_figure()
-        names, values = list(returns), list(returns.values())
+        names, runs = list(returns), [np.atleast_1d(np.asarray(each, float)) for each in returns.values()]
+        values = [float(interquartile_mean(each)) for each in runs]
         colours = [BLUE if name.startswith("intact") else SOFT for name in names]
         bars = axes.bar([name.replace(", ", "\n") for name in names], values, color=colours, width=0.62)
-        axes.bar_label(bars, labels=[short_number(value, digits=3) for value in values], padding=2, color=INK, fontsize=10)
+        labels = [short_number(value, digits=3) for value in values]
+        if max(map(len, runs)) > 1:
+            for row, each in enumerate(runs):
+                places = row + np.linspace(-0.2, 0.2, len(each))
+                label = "a run" if row == 0 else None
+                axes.plot(places, each, "o", color=ORANGE, markeredgecolor=PAPER, markersize=5, label=label)
+            axes.set_xticks(range(len(names)), [f"{name}\n{label}" for name, label in zip(names, labels, strict=True)])
+        else:
+            axes.bar_label(bars, labels=labels, padding=2, color=INK, fontsize=10)
         if best is not None:
             label = f"best possible, {short_number(best, digits=3)}"
             axes.axhline(best, color=GREEN, linewidth=1.2, linestyle=(0, (4, 2)), label=label)
+        if axes.get_legend_handles_labels()[1]:
             legend_above(figure, axes)
         axes.grid(visible=False, axis="x")
         axes.margins(y=0.15)
@@ -166,18 +170,28 @@ def memory_use(returns: Mapping[str, float], best: float | None = None) -> Figur
         return _labelled(figure, axes, "", "mean return, greedy")
 
 
-def success_by_delay(points: Sequence[tuple[int, float]], horizon: int | None, chance: float | None = None) -> Figure:
-    """Draw the return against the delay, with the BPTT horizon: beyond it values carry what gradients cannot."""
+def success_by_delay(
+    points: Sequence[tuple[int, float | Sequence[float]]], horizon: int | None, chance: float | None = None
+) -> Figure:
+    """Draw the return against the delay, with the BPTT horizon: beyond it values carry what gradients cannot.
+
+    Of several runs, returns are sequences: the curve is their interquartile mean, and the band holds all of them.
+    """
     with drawing():
         figure, axes = new_figure()
-        delays, returns = zip(*points, strict=True)
-        axes.plot(delays, returns, "o-", color=BLUE, linewidth=1.6, markersize=5)
+        delays = [delay for delay, _ in points]
+        runs = np.stack([np.atleast_1d(np.asarray(each, float)) for _, each in points], axis=1)
+        axes.plot(delays, interquartile_mean(runs), "o-", color=BLUE, linewidth=1.6, markersize=5)
+        if len(runs) > 1:
+            low, high = runs.min(0), runs.max(0)
+            axes.fill_between(delays, low, high, color=BLUE, alpha=0.2, linewidth=0, label="lowest to highest run")
         axes.set_xscale("log", base=2)
         if horizon is not None:
             axes.axvline(horizon, color=TEAL, linewidth=1.2, linestyle=(0, (4, 2)), label=f"BPTT horizon, {horizon}")
         if chance is not None:
             axes.axhline(chance, color=SOFT, linewidth=1.0, linestyle=(0, (4, 2)), label="best without memory")
-        legend_above(figure, axes)
+        if axes.get_legend_handles_labels()[1]:
+            legend_above(figure, axes)
         axes.set_xticks(delays, [str(delay) for delay in delays])
         axes.minorticks_off()
         axes.set_ylabel("mean return, greedy")

@@ -112,8 +112,9 @@ def _section(section: Section) -> str:
     figures = "\n".join(map(_figure, section.figures))
     kind = f"plots {section.layout}".strip()
     body = f'<div class="{kind}">{figures}</div>' if figures else ""
+    of_runs = f" <span>{escape(section.of)}</span>" if section.of else ""
     return (
-        f'<section id="{section.name}"><h2>{escape(section.title)}</h2>\n<p class="lead">{section.lead}</p>\n'
+        f'<section id="{section.name}"><h2>{escape(section.title)}{of_runs}</h2>\n<p class="lead">{section.lead}</p>\n'
         f"{body}{section.body}</section>"
     )
 

@@ -3,7 +3,7 @@
 import json
 import math
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -134,6 +134,15 @@ def read_run(run: RunData | HasFolder | Path | str) -> RunData:
 def read_runs(runs: Any) -> list[RunData]:
     """Read one run or several."""
     return [read_run(run) for run in (runs if isinstance(runs, list | tuple) else [runs])]
+
+
+def group_label(runs: Sequence[RunData]) -> str:
+    """Name a group: the run, or what its names have in common and the number of runs."""
+    if len(runs) == 1:
+        return runs[0].name
+    names = [run.name for run in runs]
+    common = next(i for i in range(min(map(len, names)) + 1) if len({name[: i + 1] for name in names}) > 1 or i == 64)
+    return f"{names[0][:common].rstrip('-_. 0') or names[0]} · {len(runs)} seeds"
 
 
 def _read_text(file: Path) -> str:

@@ -1,4 +1,4 @@
-"""The section of a report that shows the policy act: a viewer of the newest replay, its frames as a strip and an mp4."""
+"""The section of a report that shows the policy act: the newest replay, its frames as a strip and an mp4."""
 
 from base64 import b64encode
 from collections.abc import Sequence
@@ -40,7 +40,13 @@ def watch_it(report: Report) -> Section:
     if len(viewer) > MAX_VIEWER:
         return Section(name, title, f"The replay {file} is too large for this page.", body=frames)
     more = f"{command('play', run)} plays live, and changes memories."
-    return Section(name, title, _lead(replay), body=f"{viewer}{frames}<p class='soft'>From replays/{file}; {more}</p>")
+    return Section(
+        name,
+        title,
+        _lead(replay),
+        of=report.name_of(0),
+        body=f"{viewer}{frames}<p class='soft'>From replays/{file}; {more}</p>",
+    )
 
 
 def _lead(replay: Replay) -> str:
