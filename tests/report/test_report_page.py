@@ -19,6 +19,7 @@ from helpers.law_results import make_reach
 from helpers.report_runs import Page, data_of, line, write_run
 from helpers.small_replays import small_replay
 from holdfast.errors import ConfigError
+from holdfast.report import report_page as report_page_module
 from holdfast.report.frames import webp
 from holdfast.report.policy_measurements import PolicyMeasurements
 from holdfast.report.report_page import MAX_BYTES, report_page, write_report
@@ -189,6 +190,33 @@ def test_any_metrics_and_config_give_a_page_that_runs_nothing(tmp_path_factory, 
     parsed = Page(page)
     assert (parsed.loads, parsed.handlers, parsed.tags.count("script")) == ([], [], 2)
     json.dumps(data_of(page), allow_nan=False)
+    assert "This section cannot be shown" not in page
+
+
+def test_gradients_of_another_horizon_are_left_out(tmp_path):
+    within = {"memory/gradient_reach": 4, "gradients/within@1": 0.5, "gradients/within@4": 1.0}
+    lines = [
+        line(5),
+        line(6, **within),
+        {"iteration": 7, **within, "global_step": 1e3},
+        {"iteration": 8, "gradients/within@8": 3},
+    ]
+    page = page_of(write_run(tmp_path, lines=lines[:3]))
+    assert data_of(page)["gradient_by_age"] == {
+        "agent steps": [384, 1000], "within 1 steps": [0.5, 0.5], "within 4 steps": [1, 1]
+    }  # fmt: skip
+    # A share without steps is nothing to draw.
+    assert "Not measured" in lead_of(page_of(write_run(tmp_path, "b", lines=lines[1:])), "gradients")
+
+
+def test_a_section_that_fails_leaves_the_others(tmp_path, monkeypatch):
+    def what_was_run(report):
+        raise ValueError("<b>no</b>")
+
+    monkeypatch.setattr("holdfast.report.report_page.SECTIONS", (what_was_run, *report_page_module.SECTIONS[1:]))
+    page = page_of(write_run(tmp_path))
+    assert lead_of(page, "what_was_run") == "This section cannot be shown: ValueError: &lt;b&gt;no&lt;/b&gt;"
+    assert lead_of(page, "learned").startswith("The return rose")
 
 
 def test_lines_and_numbers_that_are_left_out_are_counted(tmp_path):
@@ -308,7 +336,7 @@ def test_a_hostile_frame_is_refused(tmp_path, pixels):
     frames_replay(folder, frame)
     page = page_of(folder)
     assert re.match(
-        "The replay x.json.gz cannot be shown: ContractError: a frame (has 2100 x|cannot be read)",
+        "The replay x.json.gz cannot be shown: a frame (has 2100 x|cannot be read)",
         lead_of(page, "watch"),
     )
     assert "hf-viewer" not in page.partition("</style>")[2]

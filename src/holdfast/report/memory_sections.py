@@ -212,8 +212,8 @@ def gradient_reach(report: Report) -> Section:
     """How many steps back gradients reach."""
     name, title, run = "gradients", "How far do gradients reach?", report.run
     reach, horizon = run.last("memory/gradient_reach"), run.number("trainer", "bptt_horizon")
-    ages = sorted(int(each.partition("@")[2]) for each in run.metrics if plots.is_within(each))
-    if reach is None or horizon is None or not ages:
+    steps, within = plots.gradient_within(run)
+    if reach is None or horizon is None or not within:
         text = "Not measured; trainer.monitor=every:10 measures it in every tenth iteration."
         return Section(name, title, escape(text))
     edge = (
@@ -221,8 +221,8 @@ def gradient_reach(report: Report) -> Section:
     )
     lead = f"80 % of the gradient lies within {reach:.0f} of {horizon} steps.{edge}"
     hint = advice(int(reach), horizon) if reach < EDGE * horizon else ""
-    data: dict[str, Column] = {"agent steps": run.curve(f"gradients/within@{ages[0]}")[0]}
-    data |= {f"within {age} steps": run.curve(f"gradients/within@{age}")[1] for age in ages}
+    data: dict[str, Column] = {"agent steps": steps}
+    data |= {f"within {age} steps": shares for age, shares in within.items()}
     caption = f"Share of the gradient of an output by the number of steps back. {hint and hint[0].upper() + hint[1:]}"
     figure = make_figure("gradient_by_age", plots.gradient_by_age(run), caption, data, "Gradient by steps back")
     return Section(name, title, escape(lead), [figure], of=report.name_of(0))

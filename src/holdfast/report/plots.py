@@ -222,16 +222,12 @@ def drift(run: Any) -> Figure:
 def gradient_by_age(run: Any) -> Figure:
     """Draw how the gradient of an output spreads over the steps before it, over training."""
     (data,) = read_runs(run)
-    ages = sorted(int(name.partition("@")[2]) for name in data.metrics if is_within(name))
+    steps, within = gradient_within(data)
+    ages, shares = list(within), np.diff(np.stack([np.zeros(len(steps)), *within.values()]), axis=0)
     with drawing():
         figure, axes = new_figure(left=0.86, right=1.08)
-        steps, columns, before = np.empty(0), list[np.ndarray](), 0.0
-        for age in ages:
-            steps, within = data.curve(f"gradients/within@{age}")
-            columns.append(np.diff(np.stack([np.broadcast_to(before, within.shape), within]), axis=0)[0])
-            before = within
         base, colours = np.zeros(len(steps)), _shades(len(ages))
-        for number, (share, colour) in enumerate(zip(columns, colours, strict=True)):
+        for number, (share, colour) in enumerate(zip(shares, colours, strict=True)):
             first = 1 if number == 0 else ages[number - 1] + 1
             label = f"{first}" if first == ages[number] else f"{first}-{ages[number]}"
             axes.fill_between(steps, base, base + share, color=BLUE, alpha=colour, linewidth=0, label=label)
@@ -242,6 +238,21 @@ def gradient_by_age(run: Any) -> Figure:
         _labelled(figure, axes, "agent steps", "share of the gradient")
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.0f} %"))
         return figure
+
+
+def gradient_within(run: RunData) -> tuple[np.ndarray, dict[int, np.ndarray]]:
+    """Return the steps at which it was measured, and by number of steps back the share of the gradient within them.
+
+    Numbers of steps that the newest measurement lacks, as after a change of the horizon, are left out.
+    """
+    ages = sorted(int(name.partition("@")[2]) for name in run.metrics if is_within(name))
+    if not ages:
+        return np.empty(0), {}
+    measured = ~np.isnan(np.stack([run.metrics[f"gradients/within@{age}"] for age in ages]))
+    newest = measured[:, measured.any(0).nonzero()[0][-1]]
+    ages = [age for age, is_measured in zip(ages, newest, strict=True) if is_measured]
+    steps, values = run.curves([f"gradients/within@{age}" for age in ages])
+    return steps, dict(zip(ages, values, strict=True)) if len(steps) else {}
 
 
 def is_within(name: str) -> bool:

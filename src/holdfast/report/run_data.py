@@ -88,15 +88,21 @@ class RunData:
 
     def curve(self, name: str, x: str = "global_step") -> tuple[np.ndarray, np.ndarray]:
         """Return a metric over another one, where both were measured, in at most `BINS` points."""
+        over, (values,) = self.curves([name], x)
+        return over, values
+
+    def curves(self, names: Sequence[str], x: str = "global_step") -> tuple[np.ndarray, list[np.ndarray]]:
+        """Return metrics over another one, where all were measured, in at most `BINS` points."""
         empty = np.empty(0)
-        over, values = self.metrics.get(x, empty), self.metrics.get(name, empty)
-        measured = ~(np.isnan(over) | np.isnan(values)) if len(over) == len(values) else np.zeros(0, dtype=bool)
+        table = [self.metrics.get(name, empty) for name in (x, *names)]
+        rows = len(table[0]) if len({len(column) for column in table}) == 1 else 0
+        measured = np.all([~np.isnan(column[:rows]) for column in table], axis=0)
         if not measured.any():
-            return empty, empty
-        over, values = over[measured], values[measured]
+            return empty, [empty for _ in names]
         # After a resume the clock goes on, but a damaged file may have any order.
-        order = np.argsort(over, kind="stable")
-        return _binned(over[order]), _binned(values[order])
+        order = np.argsort(table[0][measured], kind="stable")
+        over, *values = (_binned(column[measured][order]) for column in table)
+        return over, values
 
     @cached_property
     def group(self) -> str:

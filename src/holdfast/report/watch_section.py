@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from PIL import Image
 
-from holdfast.errors import ConfigError, error_text, one_line
+from holdfast.errors import ConfigError, HoldfastError, one_line
 from holdfast.report.frames import frame_strip, from_webp, webp, write_mp4
 from holdfast.report.replay import Replay
 from holdfast.report.run_data import RunData
@@ -35,8 +35,10 @@ def watch_it(report: Report) -> Section:
     try:
         replay = Replay.load(newest)
         viewer, frames = viewer_section(replay), _frames(run, replay)
-    except Exception as error:
-        return Section(name, title, f"The replay {file} cannot be shown: {escape(plain(error_text(error, 300), 320))}")
+    except HoldfastError as error:
+        # The error of a file begins with its path.
+        reason = one_line(error, 400).rpartition("cannot be shown: ")[2]
+        return Section(name, title, f"The replay {file} cannot be shown: {escape(plain(reason, 320))}")
     if len(viewer) > MAX_VIEWER:
         return Section(name, title, f"The replay {file} is too large for this page.", body=frames)
     more = f"{command('play', run)} plays live, and changes memories."
