@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from holdfast.check.results import Reach
 from holdfast.monitor.timeline import AgentTimeline, Timeline
 from holdfast.report.check_page import agent_with_most_leaks, leaks, may_reach, missing, outline, size_scale
-from holdfast.report.theme import BLUE, INK, ORANGE, PAPER, RED, SOFT, TEAL, TITLE, VIOLET, drawing, new_figure
+from holdfast.report.theme import BLUE, INK, ORANGE, PAPER, RED, SOFT, TEAL, TITLE, VIOLET, Plot, drawing, new_figure
 
 TITLES = {
     "rollout": "by value, while it acts",
@@ -91,7 +91,7 @@ def state_timeline(timeline: Timeline) -> Figure:
     rows, strip = len(timeline.agents), bool(timeline.drift)
     with drawing():
         height = 0.95 + 0.36 * rows + 0.95 * strip
-        figure = Figure(figsize=(10.2, height), dpi=100)
+        figure = Plot(figsize=(10.2, height), dpi=100)
         top = 0.35 / height
         share = 0.36 * rows / height
         axes = figure.add_axes((0.075, 1 - top - share, 0.89, share))

@@ -73,11 +73,18 @@ def drawing() -> Iterator[None]:
         yield
 
 
+class Plot(Figure):
+    """A figure that a notebook shows although pyplot, and so its inline backend, is not imported."""
+
+    def _repr_png_(self) -> bytes:
+        return as_png(self, dpi=110)
+
+
 def new_figure(
     width: float = SIZE[0], height: float = SIZE[1], *, left: float = 0.72, right: float = 0.16, top: float = 0.14
 ) -> tuple[Figure, Axes]:
     """Return a figure with one plot, whose labels fit into margins given in inches."""
-    figure = Figure(figsize=(width, height), dpi=100)
+    figure = Plot(figsize=(width, height), dpi=100)
     bottom = 0.5 / height
     axes = figure.add_axes((left / width, bottom, 1 - (left + right) / width, 1 - bottom - top / height))
     return figure, axes
