@@ -139,3 +139,6 @@ def test_plots_serve_notebooks(trained):
     assert holdfast.plots.learning_curve([str(trained.folder)], x="time").axes
     assert holdfast.plots.timeline(trained).axes
     assert holdfast.plots.drift(trained.folder).axes
+    # What a notebook shows of the last value of a cell.
+    for figure in (holdfast.plots.time_split(trained), holdfast.plots.timeline(trained)):
+        assert figure._repr_png_().startswith(b"\x89PNG")

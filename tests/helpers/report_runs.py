@@ -76,7 +76,8 @@ class Page(HTMLParser):
         """Addresses that a browser would fetch."""
         names = ("src", "href", "xlink:href", "action")
         values = [value for name, value in self.attributes if name in names and value]
-        return [value for value in values if not value.startswith(("#", "data:image/png;base64,"))]
+        inside = ("#", "data:image/png;base64,", "data:image/webp;base64,", "data:video/mp4;base64,")
+        return [value for value in values if not value.startswith(inside)]
 
     @property
     def handlers(self):

@@ -1,17 +1,25 @@
-"""The viewer of replays and the live page in a real Chromium."""
+"""The report, the viewer of replays and the live page in a real Chromium."""
 
+import csv
+import io
 import re
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
+from helpers.law_results import make_reach
 from helpers.recall_by_hand import recall_player
+from helpers.report_runs import data_of, write_run
 from helpers.small_replays import content_of, small_replay, write_content
 from holdfast.play.live import LivePlay
 from holdfast.play.live_server import LiveServer
 from holdfast.play.play_loop import PlayLoop
 from holdfast.play.record import record_replay
+from holdfast.report.policy_measurements import PolicyMeasurements
+from holdfast.report.report_page import write_report
 from holdfast.report.viewer import viewer_section
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install '.[dev]'")
@@ -25,7 +33,7 @@ EVIL = "<img src=x onerror=alert(1)><script>alert(1)</script>"
 def browser():
     with playwright.sync_playwright() as started:
         # Its sandbox needs rights that containers lack.
-        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=120_000)
         yield browser
         browser.close()
 
@@ -35,7 +43,7 @@ class Visit:
 
     def __init__(self, browser, address, **options):
         self.page = browser.new_page(**options)
-        self.page.set_default_timeout(20_000)
+        self.page.set_default_timeout(60_000)
         self.requests, self.problems = [], []
         self.page.on("request", lambda request: self.requests.append(request.url))
         self.page.on("console", lambda message: self.problems.append(message.text))
@@ -94,7 +102,6 @@ def test_the_scrubber_moves_the_agents(show, maze):
     assert visit.page.locator("output").text_content() == "step 3 of 39 · 8/s"
 
 
-@pytest.mark.slow
 def test_the_keys_of_a_replay(show, maze):
     visit = show(maze)
     visit.page.locator(".hf-world").click()
@@ -108,8 +115,9 @@ def test_the_keys_of_a_replay(show, maze):
     for key, speed in (("=", 16), ("=", 32), ("-", 16)):
         visit.page.keyboard.press(key)
         assert f"{speed}/s" in visit.page.locator("output").text_content()
+    visit.seek(36)
+    visit.root.focus()
     visit.page.keyboard.press(" ")
-    visit.wait("playing", "true")
     visit.wait("step", 39)
     visit.wait("playing", "false")
 
@@ -157,6 +165,50 @@ def test_a_replay_without_memory(show):
     arrays = {**replay.arrays, "units": np.zeros((12, 2, 0), np.int8)}
     visit = show(type(replay)(header, arrays))
     assert "no memory" in visit.root.inner_text()
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory, maze):
+    """The report of a run whose names are markup, with a replay."""
+    folder = write_run(tmp_path_factory.mktemp("runs"), EVIL.replace("/", ""), run=EVIL, world={"name": EVIL})
+    maze.save(folder / "replays" / "x.json.gz")
+    measured = PolicyMeasurements(
+        reach=make_reach(), returns={"intact": 0.75, "cleared": 0.25}, delays=((1, 0.9), (8, 0.7), (16, 0.5))
+    )
+    return write_report([folder], folder.parent / "report.html", lambda run: measured)
+
+
+def test_the_report_shows_saves_and_runs_nothing_of_its_names(browser, report, maze):
+    visit = Visit(browser, report.as_uri(), accept_downloads=True, color_scheme="dark")
+    page = visit.page
+    figures = page.locator("figure[data-name]")
+    names = figures.evaluate_all("all => all.map((e) => e.dataset.name)")
+    assert {"return_over_steps", "reach_rollout", "reach_gradient", "replay_error", "memory_use"} < {*names}
+    assert page.locator(".save button").count() == 2 * len(names)
+    columns = data_of(report.read_text())
+    for label, name in (("CSV", "return_over_steps"), ("PNG", "reach_gradient")):
+        with page.expect_download() as download:
+            page.locator(f'figure[data-name="{name}"]').get_by_role("button", name=label).click()
+        assert download.value.suggested_filename == f"{name}.{label.lower()}"
+        content = Path(download.value.path()).read_bytes()
+        if label == "CSV":
+            rows = list(csv.DictReader(io.StringIO(content.decode())))
+            assert [float(row["return"]) for row in rows] == columns[name]["return"]
+        else:
+            with Image.open(io.BytesIO(content)) as image:
+                # Dark paper, and the cells, edges and episode starts on it.
+                assert image.convert("RGB").getpixel((2, 2)) == (0x16, 0x1B, 0x21)
+                assert len(image.convert("RGB").resize((200, 200)).getcolors(40_000)) > 50
+    visit.seek(7)
+    assert visit.data("position") == place(maze, 7, 0)
+    page.set_viewport_size({"width": 390, "height": 800})
+    page.emulate_media(color_scheme="light")
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    assert page.locator("h1").text_content() == EVIL.replace("/", "")
+    assert page.locator("img").count() == 0
+    assert [address for address in visit.requests if not address.startswith("blob:")] == [report.as_uri()]
+    assert visit.problems == []
+    page.close()
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ from holdfast.config.run import Config
 from holdfast.config.worlds import PythonConfig
 from holdfast.errors import ConfigError
 from holdfast.play.play_loop import PlayLoop, trim_tokens
-from holdfast.play.record import FRAME_WIDTH, as_webp, changes_of, leave_replay, record_replay
+from holdfast.play.record import changes_of, leave_replay, record_replay
+from holdfast.report.frames import FRAME_WIDTH, as_webp
 from holdfast.report.replay import Replay
 from holdfast.worlds.env_source import EnvSource
 

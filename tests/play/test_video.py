@@ -9,7 +9,8 @@ from PIL import Image
 from helpers.small_replays import player_of
 from holdfast.errors import ConfigError
 from holdfast.play.play_loop import PlayLoop
-from holdfast.play.video import STRIP, STRIP_HEIGHT, frame_strip, record_video
+from holdfast.play.video import record_video
+from holdfast.report.frames import STRIP, STRIP_HEIGHT, frame_strip
 
 
 def test_a_video_has_a_frame_of_every_step(tmp_path):

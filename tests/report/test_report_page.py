@@ -1,19 +1,30 @@
 """The report: its sections, what it says, what it refuses to draw, and that it runs nothing of what it shows."""
 
+import base64
+import io
 import json
 import math
 import re
+import sys
+import time
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from helpers.law_results import make_reach
 from helpers.report_runs import Page, data_of, line, write_run
+from helpers.small_replays import small_replay
 from holdfast.errors import ConfigError
+from holdfast.report import report_page as report_page_module
+from holdfast.report.frames import webp
 from holdfast.report.policy_measurements import PolicyMeasurements
 from holdfast.report.report_page import MAX_BYTES, report_page, write_report
 from holdfast.report.run_data import read_run
+from holdfast.report.theme import RED
 
 SECTIONS = ["run", "learned", "right", "used", "fresh", "gradients", "time", "life", "watch", "reproduce"]
 MEASURED = PolicyMeasurements(
@@ -23,6 +34,7 @@ MEASURED = PolicyMeasurements(
     best=1.0,
     best_without_memory=0.25,
 )
+RED_PIXEL = [int(RED[i : i + 2], 16) for i in (1, 3, 5)]
 HOSTILE = ["</script><script>alert(1)</script>", '<img src=x onerror="alert(1)">', "$\\frac{", "=1+1", "a\nb\0c"]
 
 
@@ -86,6 +98,13 @@ def test_colours_follow_light_dark_and_print(page):
     assert "#1b1f24" not in page.partition("</style>")[2]
 
 
+def pixels_of(page, figure):
+    """The cells of a plot `[rows, columns, 3]`."""
+    (image,) = re.findall(rf'data-name="{figure}".*?data:image/png;base64,([^"]+)"', page, re.DOTALL)[:1]
+    with Image.open(io.BytesIO(base64.b64decode(image))) as opened:
+        return np.asarray(opened.convert("RGB"))
+
+
 @pytest.mark.parametrize("panel", ["rollout", "gradient"])
 def test_leak_is_a_red_line_and_red_cells(tmp_path, panel):
     reach = make_reach()
@@ -98,6 +117,10 @@ def test_leak_is_a_red_line_and_red_cells(tmp_path, panel):
     assert lead_of(page, "right").startswith("Memory is not right.")
     data = data_of(page)[f"reach_{panel}"]
     assert 0.001 in data["change"]
+    # The leak, and nothing else, is drawn in red.
+    assert (pixels_of(page, f"reach_{panel}") == RED_PIXEL).all(-1).any()
+    clean = page_of(write_run(tmp_path, "clean"), measured=PolicyMeasurements(reach=make_reach()))
+    assert not (pixels_of(clean, f"reach_{panel}") == RED_PIXEL).all(-1).any()
 
 
 @pytest.mark.parametrize(
@@ -167,6 +190,33 @@ def test_any_metrics_and_config_give_a_page_that_runs_nothing(tmp_path_factory, 
     parsed = Page(page)
     assert (parsed.loads, parsed.handlers, parsed.tags.count("script")) == ([], [], 2)
     json.dumps(data_of(page), allow_nan=False)
+    assert "This section cannot be shown" not in page
+
+
+def test_gradients_of_another_horizon_are_left_out(tmp_path):
+    within = {"memory/gradient_reach": 4, "gradients/within@1": 0.5, "gradients/within@4": 1.0}
+    lines = [
+        line(5),
+        line(6, **within),
+        {"iteration": 7, **within, "global_step": 1e3},
+        {"iteration": 8, "gradients/within@8": 3},
+    ]
+    page = page_of(write_run(tmp_path, lines=lines[:3]))
+    assert data_of(page)["gradient_by_age"] == {
+        "agent steps": [384, 1000], "within 1 steps": [0.5, 0.5], "within 4 steps": [1, 1]
+    }  # fmt: skip
+    # A share without steps is nothing to draw.
+    assert "Not measured" in lead_of(page_of(write_run(tmp_path, "b", lines=lines[1:])), "gradients")
+
+
+def test_a_section_that_fails_leaves_the_others(tmp_path, monkeypatch):
+    def what_was_run(report):
+        raise ValueError("<b>no</b>")
+
+    monkeypatch.setattr("holdfast.report.report_page.SECTIONS", (what_was_run, *report_page_module.SECTIONS[1:]))
+    page = page_of(write_run(tmp_path))
+    assert lead_of(page, "what_was_run") == "This section cannot be shown: ValueError: &lt;b&gt;no&lt;/b&gt;"
+    assert lead_of(page, "learned").startswith("The return rose")
 
 
 def test_lines_and_numbers_that_are_left_out_are_counted(tmp_path):
@@ -204,6 +254,92 @@ def test_long_runs_are_binned(tmp_path):
     assert len(columns["return"]) == 300
     assert set(columns["return"]) == {0.5}
     assert len(page) < MAX_BYTES
+
+
+@pytest.mark.slow
+def test_report_of_100_000_lines_is_fast_and_small(tmp_path):
+    text = json.dumps(line(1))
+    lines = [
+        text.replace('"iteration": 1, "global_step": 64', f'"iteration": {i}, "global_step": {64 * i}')
+        for i in range(100_000)
+    ]
+    folder = write_run(tmp_path, lines=lines)
+    start = time.process_time()
+    target = write_report([folder], folder / "report.html", lambda run: MEASURED)
+    assert time.process_time() - start < 20
+    assert target.stat().st_size < MAX_BYTES
+    assert "6,399,936 steps in 99,999 iterations" in Page(target.read_text()).words
+
+
+def test_report_of_five_seeds(tmp_path):
+    folders = [write_run(tmp_path, f"seed{seed}", seed=seed) for seed in range(5)]
+    runs = [read_run(folder) for folder in folders]
+    returns = [{"intact": 0.5 + 0.1 * seed, "cleared": 0.25} for seed in range(5)]
+    delays = [((1, 0.9), (8, 0.1 * seed), *([(16, 0.5)] if seed else [])) for seed in range(5)]
+    measured = [replace(MEASURED, returns=r, delays=d) for r, d in zip(returns, delays, strict=True)]
+    page = report_page(runs, measured)
+    # The mean of the middle three.
+    assert lead_of(page, "used") == "Memory is used: 0.7 intact, 0.25 cleared."
+    data = data_of(page)
+    assert data["memory_use"]["seed4"] == [0.9, 0.25]
+    # Delays that one run was not measured at are left out.
+    assert data["return_by_delay"]["delay"] == [1, 8]
+    words = Page(page).words
+    assert words.count("no leak") == 5
+    assert "those of seed0" in words
+    assert "Is memory fresh? seed0" in words
+
+
+def test_runs_of_other_configs_are_compared_key_by_key(tmp_path):
+    one, two = write_run(tmp_path, "one"), write_run(tmp_path, "two", world={"name": "recall", "delay": 16})
+    page = page_of(one, two)
+    assert "<tr><td>world.delay</td><td>8</td><td>8</td><td>16</td></tr>" in page
+    gym = write_run(tmp_path, "three", world={"name": "gym:CartPole-v1", "previous_action": True, "vector": "sync"})
+    page = page_of(gym)
+    assert "<td>world.previous_action</td><td>false</td><td>true</td>" in page
+    # Defaults of another world are no difference.
+    assert "world.vector" not in page
+
+
+def frames_replay(folder, *frames):
+    """A replay of a few steps with these frames, in the folder of a run."""
+    replay = small_replay("gym:CartPole-v1", steps=4, agents=2)
+    frames = frames or replay.frames
+    arrays = {**replay.arrays, "frame_steps": np.arange(len(frames), dtype=np.int32)}
+    replace(replay, frames=frames, arrays=arrays).save(folder / "replays" / "x.json.gz")
+
+
+def test_frames_are_a_strip_and_an_mp4(tmp_path, monkeypatch):
+    folder = write_run(tmp_path)
+    frames_replay(folder)
+    page = page_of(folder)
+    assert (
+        lead_of(page, "watch")
+        == "2 agents on held-out episodes for 4 steps, with sampled actions, after 0 steps of training."
+    )
+    assert Page(page).loads == []
+    (strip,) = re.findall(r'src="data:image/webp;base64,([^"]+)"', page)
+    with Image.open(io.BytesIO(base64.b64decode(strip))) as image:
+        assert image.width > 4 * 200
+    (video,) = re.findall(r'src="data:video/mp4;base64,([^"]+)"', page)
+    assert base64.b64decode(video)[4:8] == b"ftyp"
+    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
+    page = page_of(folder)
+    assert "A video needs a package" in Page(page).words
+    assert "data:image/webp" in page
+
+
+@pytest.mark.parametrize("pixels", [(2100, 2000), None])
+def test_a_hostile_frame_is_refused(tmp_path, pixels):
+    folder = write_run(tmp_path)
+    frame = b"RIFF\0\0\0\0WEBPVP8 garbage" if pixels is None else webp(Image.new("RGB", pixels))
+    frames_replay(folder, frame)
+    page = page_of(folder)
+    assert re.match(
+        "The replay x.json.gz cannot be shown: a frame (has 2100 x|cannot be read)",
+        lead_of(page, "watch"),
+    )
+    assert "hf-viewer" not in page.partition("</style>")[2]
 
 
 def test_page_and_learning_curve_are_written(tmp_path):

@@ -45,7 +45,7 @@ function hfLive(root, header) {
   const note = surgery.appendChild(hfElement("p", "hf-message"));
   const hint = root.appendChild(hfElement("p", "hf-hint"));
   for (const [key, text] of [["space", "play"], ["→", "step"], ["[ ]", "agent"], ["- =", "speed"], ["c", "clear"], ["m", "remember"], ["r", "restore"], ["s", "swap"]])
-    hint.append(hfElement("kbd", "", key), ` ${text}   `);
+    hint.append(hfElement("kbd", "", key), ` ${text} `);
   root.append(hfElement("p", "hf-hint", "colour: norm of the state · red: episode start (● terminated, ○ truncated) · dashed: segment edge in training · ◆ memory changed · thin red line in the bars: probability before the change"));
 
   function faster(factor) {

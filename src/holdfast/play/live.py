@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from holdfast.errors import ConfigError, HoldfastError, one_line
 from holdfast.play.play_loop import PlayLoop, Row, trim_tokens
-from holdfast.play.record import as_webp
+from holdfast.report.frames import as_webp
 from holdfast.report.replay import ReplayHeader, encode_arrays
 from holdfast.types import Tensor
 

@@ -1,27 +1,26 @@
 """Record a replay: some agents of a run act for some hundred steps."""
 
-import io
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
 from holdfast.config.run import Config
 from holdfast.errors import ConfigError
 from holdfast.play import Player
 from holdfast.play.play_loop import PlayLoop, Row, trim_tokens
 from holdfast.policies import LSTMWrapper
+from holdfast.report.frames import as_webp
 from holdfast.report.replay import AXES, SUFFIX, Replay
 from holdfast.worlds.env_source import source_of
 
 MOST_UNITS = 400_000
 """Unit values of a replay: with more agents and steps, fewer units of each agent are stored."""
-AT_END_S = 0.7
+AT_END_S = 1.0
 """Seconds of recording at the end of a training."""
-FRAME_WIDTH, FRAME_BYTES = 320, 600_000
-"""Pixels across, and bytes of all frames: a report stays below 2 MB."""
+FRAME_BYTES = 600_000
+"""Bytes of all frames: a report stays below 2 MB."""
 
 
 def record_replay(
@@ -37,11 +36,11 @@ def record_replay(
 ) -> Replay:
     """Let agents act on held-out episodes, and return what they saw, did and remembered.
 
-    Actions are sampled, as in training, or the most likely ones. It ends early after so many seconds.
+    Actions are sampled, as in training, or the most likely ones. It ends early so many seconds after the first step.
     """
     if not 1 <= steps <= AXES["N"] or not 1 <= agents <= AXES["A"]:
         raise ConfigError(f"steps={steps} agents={agents}; give 1 to {AXES['N']:,} steps and 1 to {AXES['A']} agents.")
-    until = time.monotonic() + seconds
+    until = 0.0
     with PlayLoop(player, agents, follow=agents, seed=seed, greedy=greedy) as loop:
         header, rows = loop.header(run, steps_trained), list[Row]()
         grids, places, frames = list[np.ndarray](), list[np.ndarray](), list[bytes]()
@@ -54,6 +53,8 @@ def record_replay(
             if frame is not None:
                 frames.append(as_webp(frame))
             rows.append(loop.step())
+            # The first step and frame take longer: they import and compile.
+            until = until or time.monotonic() + seconds
     arrays = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
     arrays["units"] = _thin(arrays["units"])
     if "tokens" in arrays:
@@ -67,7 +68,7 @@ def record_replay(
 
 
 def leave_replay(folder: Path, policy: LSTMWrapper, config: Config, steps_trained: int) -> Path | None:
-    """Write a replay of a run that ends, within a second, to `replays/` in its folder; return the file.
+    """Record a replay of a run that ends, for a second, into `replays/` in its folder; return the file.
 
     None: the environment is an object, and there is no second one to play in.
     """
@@ -88,16 +89,6 @@ def _changes(grids: list[np.ndarray]) -> Iterator[np.ndarray]:
     for step in range(1, len(grids)):
         cells = (grids[step] != grids[step - 1]).reshape(-1).nonzero()[0]
         yield np.stack([np.full_like(cells, step), cells, grids[step].reshape(-1)[cells]], axis=1).astype(np.int32)
-
-
-def as_webp(frame: np.ndarray) -> bytes:
-    """Return a frame as a small WebP image."""
-    image = Image.fromarray(frame)
-    if image.width > FRAME_WIDTH:
-        image = image.resize((FRAME_WIDTH, max(1, image.height * FRAME_WIDTH // image.width)))
-    buffer = io.BytesIO()
-    image.save(buffer, "WEBP", quality=70)
-    return buffer.getvalue()
 
 
 def _thin(units: np.ndarray) -> np.ndarray:

@@ -1,28 +1,39 @@
-"""Sections of a report about the run: what it was, what it learned, where its time went, how to go on."""
+"""Sections of a report about the run: what it was, what it learned, where its time went, how to repeat it."""
 
 from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-from holdfast.checkpoint.run_dir import PACKAGES
+import numpy as np
+
 from holdfast.config.sizes import format_bytes
-from holdfast.errors import error_text
 from holdfast.report import plots
 from holdfast.report.recipe_difference import recipe_difference
-from holdfast.report.run_data import RunData
+from holdfast.report.run_data import RunData, group_label
 from holdfast.report.section import Column, Report, Section, command, html_table, make_figure, number_text
 from holdfast.report.text import clock
 from holdfast.report.theme import plain
-from holdfast.report.viewer import viewer_section
 
-MAX_VIEWER = 1_200_000
-"""Characters of a viewer with its replay, so that the page stays below 2 MB."""
+MAX_GROUPS, MAX_SENTENCES = 8, 3
+"""Groups of runs in a table, and in a sentence."""
+FACTS = {
+    "agents": ("world", "agents"),
+    "BPTT horizon": ("trainer", "bptt_horizon"),
+    "batch": ("trainer", "batch_size"),
+    "minibatch": ("trainer", "minibatch_size"),
+    "epochs": ("trainer", "update_epochs"),
+    "learning rate": ("trainer", "optimizer", "learning_rate"),
+    "gamma": ("trainer", "ppo", "gamma"),
+}
+"""Keys that every run has, which say most about it."""
 
 
 def what_was_run(report: Report) -> Section:
-    """Difference from the recipe, versions, command."""
-    run = report.run
-    recipe, rows = recipe_difference(run)
+    """Difference from the recipe, and the sizes."""
+    run, firsts = report.run, [report.runs[group[0]] for group in report.groups][:MAX_GROUPS]
+    recipe, rows = recipe_difference(firsts)
+    # Of runs that differ in their seed alone, the seeds are in another table.
+    rows = [row for row in rows if row[0] != "seed"] if len(report.runs) > 1 else rows
     if recipe is None:
         sentence = "The config of this run cannot be compared with a recipe"
     elif rows:
@@ -31,19 +42,22 @@ def what_was_run(report: Report) -> Section:
         sentence = f"The recipe {recipe}, with no key changed"
     seeds = {str(each.value("seed")) for each in report.runs}
     several = f" · {len(report.runs)} runs, {len(seeds)} seed{'s' * (len(seeds) > 1)}" if len(report.runs) > 1 else ""
-    table = html_table(("key", "recipe", "this run"), [[escape(plain(cell, 200)) for cell in row] for row in rows])
-    versions = [
-        line for line in run.command.splitlines() if line.partition(":")[0] in ("holdfast", "python", *PACKAGES)
-    ]
-    body = table if rows else ""
+    labels = [plain(group_label([report.runs[number] for number in group]), 36) for group in report.groups]
+    head = ("key", "recipe", *(labels[:MAX_GROUPS] if len(report.runs) > 1 else ["this run"]))
+    body = html_table(head, [[escape(plain(cell, 200)) for cell in row] for row in rows]) if rows else ""
     if len(report.runs) > 1:
         names = ("run", "policy", "world", "steps", "time", "seed")
         body += html_table(names, [_run_row(each) for each in report.runs])
-    body += f"<p class='soft'>{escape(plain(' · '.join(versions[-12:]), 300))}</p>" if versions else ""
+    facts = [f"{name} {number_text(run.value(*keys), 4)}" for name, keys in FACTS.items() if _is_size(run.value(*keys))]
+    body += f"<p class='soft'>{escape(' · '.join(facts))}</p>" if facts and len(report.groups) == 1 else ""
     problems = [f"{plain(each.name)}: {plain(problem, 300)}" for each in report.runs for problem in each.problems]
     if problems:
         body += f"<ul class='notes'>{''.join(f'<li>{escape(problem)}</li>' for problem in problems)}</ul>"
     return Section("run", "What was run", escape(f"{sentence}{several}."), body=body)
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e15
 
 
 def _run_row(run: RunData) -> list[str]:
@@ -78,23 +92,33 @@ def did_it_learn(report: Report) -> Section:
 
 def _learned(report: Report, curves: Mapping[str, Any]) -> str:
     """Say in words how the return changed, and how the policy plays now."""
-    label, (_, middle, _, _) = next(iter(curves.items()))
-    part = max(1, len(middle) // 20)
-    first, last = float(middle[:part].mean()), float(middle[-part:].mean())
-    size = max(abs(first), abs(last))
-    verb = "rose" if last - first > 0.05 * size else "fell" if first - last > 0.05 * size else "did not change"
-    values = (
-        f"from {number_text(first)} to {number_text(last)}"
-        if verb != "did not change"
-        else f"from {number_text(first)}"
-    )
-    start = f"The return {verb} {values}" if len(curves) == 1 else f"The return of {plain(label)} {verb} {values}"
+    changes = [(label, *_change(middle)) for label, (_, middle, _, _) in list(curves.items())[:MAX_SENTENCES]]
     if len(report.runs) > 1:
-        return f"{start}."
+        label, verb, values = changes[0]
+        others = [f"of {plain(name)} {verb} {values}" for name, verb, values in changes[1:]]
+        text = "; ".join([f"The return of {plain(label)} {verb} {values}", *others])
+        greedy = [report.runs[number].last("eval/return_mean") for number in report.groups[0]]
+        scores = np.array([score for score in greedy if score is not None])
+        if len(scores) < 2:
+            return f"{text}."
+        mean = number_text(float(plots.interquartile_mean(scores)))
+        name = plain(group_label([report.runs[number] for number in report.groups[0]]))
+        return f"{text}. Greedy evaluation of {name}: interquartile mean {mean}."
+    start = f"The return {changes[0][1]} {changes[0][2]}"
     words = [f"{number_text(value)} {word}" for word, value in _scores(report.run).items() if value is not None]
     best = report.measured[0].best
     best_text = f"; the best possible is {number_text(best)}" if best is not None and words else ""
     return f"{start}. Evaluation: {', '.join(words)}{best_text}." if words else f"{start}."
+
+
+def _change(curve: np.ndarray) -> tuple[str, str]:
+    """Return how a curve changed, and from what to what."""
+    part = max(1, len(curve) // 20)
+    first, last = float(curve[:part].mean()), float(curve[-part:].mean())
+    size = max(abs(first), abs(last))
+    verb = "rose" if last - first > 0.05 * size else "fell" if first - last > 0.05 * size else ""
+    numbers = f"from {number_text(first)} to {number_text(last)}"
+    return (verb, numbers) if verb else ("did not change", f"from {number_text(first)}")
 
 
 def _scores(run: RunData) -> dict[str, float | None]:
@@ -102,7 +126,7 @@ def _scores(run: RunData) -> dict[str, float | None]:
 
 
 def _evaluations(report: Report) -> str:
-    """Return the table of evaluations: per run and world, greedy, sampled, memory cleared."""
+    """Return the table of evaluations: greedy, sampled, memory cleared; of several runs or worlds each."""
     rows = []
     for run in report.runs:
         labels = [name.partition("@")[2] for name in run.metrics if name.partition("@")[0] == "eval/return_mean"]
@@ -113,7 +137,9 @@ def _evaluations(report: Report) -> str:
             rows.append([escape(plain(run.name)), escape(plain(label or run.text("world", "name"))), *numbers])
     if not rows:
         return f"<p class='soft'>There is no evaluation; {command('eval', report.run)} measures one.</p>"
-    return html_table(("run", "world", "greedy", "sampled", "greedy, memory cleared"), rows)
+    head = ("run", "world", "greedy", "sampled", "greedy, memory cleared")
+    first = 0 if len(report.runs) > 1 else 1 if len(rows) > 1 else 2
+    return html_table(head[first:], [row[first:] for row in rows])
 
 
 def where_time_goes(report: Report) -> Section:
@@ -126,38 +152,23 @@ def where_time_goes(report: Report) -> Section:
     share = 100 * seconds[longest] / sum(seconds.values())
     words = {"world": "the world", "forward": "forward passes of the rollout", "copy": "copies", "update": "the update"}
     speed = run.last("charts/SPS")
-    lead = f"{share:.0f} % of the time goes into {words.get(longest, 'checks, monitors and files')}"
+    of_run = f" of {plain(run.name)}" if len(report.runs) > 1 else ""
+    lead = f"{share:.0f} % of the time{of_run} goes into {words.get(longest, 'checks, monitors and files')}"
     lead += f"; {speed:,.0f} agent steps a second at the end." if speed is not None else "."
     data: dict[str, Column] = {"run": [plain(each.name) for each in report.runs]}
     data |= {phase: [plots.phase_seconds(each)[phase] for each in report.runs] for phase in seconds}
-    figure = make_figure(
-        "time_split", plots.time_split(report.runs), "Parts of all iterations.", data, "Parts of the time"
+    caption = (
+        "Wall-clock time of all iterations: stepping the world; the policy's forward passes in the rollout; copies "
+        "between them; the update; checks, monitors and files."
     )
+    figure = make_figure("time_split", plots.time_split(report.runs), caption, data, "Parts of the time")
     sizes = {
         "rollout buffer": run.last("memory/buffer_bytes"),
         "states of all agents": run.last("memory/state_bytes"),
         "saved for the backward pass": run.last("memory/graph_bytes"),
     }
     rows = [[escape(what), escape(format_bytes(int(size)))] for what, size in sizes.items() if size is not None]
-    return Section(name, title, escape(lead), [figure], html_table(("memory", "size"), rows) if rows else "")
-
-
-def watch_it(report: Report) -> Section:
-    """The newest replay of the run, in a viewer."""
-    name, title, replays = "watch", "Watch it", report.run.folder / "replays"
-    files = [file for file in replays.iterdir() if file.is_file()] if replays.is_dir() else []
-    if not files:
-        play = command("play", report.run)
-        return Section(name, title, "No episode was recorded.", body=f"<p>{play} plays one and records it.</p>")
-    newest = max(files, key=lambda file: file.stat().st_mtime)
-    try:
-        viewer = viewer_section(newest)
-    except Exception as error:
-        reason = escape(plain(error_text(error, 300), 320))
-        return Section(name, title, f"The replay {escape(plain(newest.name))} cannot be shown: {reason}")
-    if len(viewer) > MAX_VIEWER:
-        return Section(name, title, f"The replay {escape(plain(newest.name))} is too large for this page.")
-    return Section(name, title, f"The newest replay, {escape(plain(newest.name))}.", body=viewer)
+    return Section(name, title, escape(lead), [figure], html_table(("held in memory", "size"), rows) if rows else "")
 
 
 def how_to_reproduce(report: Report) -> Section:
@@ -168,10 +179,12 @@ def how_to_reproduce(report: Report) -> Section:
     more = "".join(
         f"<li>{what}: {command(verb, run, *options)}</li>"
         for what, verb, *options in (
-            ("measure all nine laws", "check"),
+            ("measure every law of memory", "check"),
             ("evaluate with confidence intervals", "eval", "--memory", "all", "--actions", "both"),
             ("write this page again", "report"),
         )
     )
     lead = "The same command with the same versions gives the same numbers, bit for bit, on the same machine."
-    return Section("reproduce", "How to reproduce it", lead, body=f"{typed}<ul class='notes'>{more}</ul>")
+    return Section(
+        "reproduce", "How to reproduce it", lead, of=report.name_of(0), body=f"{typed}<ul class='notes'>{more}</ul>"
+    )

@@ -19,6 +19,9 @@ LEAKS = {
 }
 
 
+NAMES = {"memory/check_replay": "stored segments", "memory/check_clear": "clear"}
+
+
 @dataclass(frozen=True)
 class Fault:
     """One thing that is wrong with a memory."""
@@ -41,6 +44,8 @@ class AuditRow:
     bound: str
     ok: bool
     where: str
+    short: str
+    """What was measured, for a table of several runs."""
     words: str = ""
     """What it shows if it is right."""
 
@@ -69,7 +74,8 @@ def _resets(run: RunData) -> Iterator[AuditRow]:
     late = f", different in {wrong:,} of {len(due):,} iterations" if wrong else ""
     words = f"{done.sum():,.0f} resets for {due.sum():,.0f} episode starts"
     text = ("resets", "each episode start resets the state", float(wrong), f"{numbers}{late}", "equal", not wrong)
-    yield AuditRow(*text, "memory/resets, memory/resets_due", words)
+    short = f"{done.sum():,.0f} of {due.sum():,.0f}"
+    yield AuditRow(*text, "memory/resets, memory/resets_due", short, words)
 
 
 def _replay(run: RunData) -> Iterator[AuditRow]:
@@ -81,8 +87,14 @@ def _replay(run: RunData) -> Iterator[AuditRow]:
         return
     worst, bound = max(float(value.max()) for value in measured), alarm_at(run)
     text = f"largest {short_number(worst)} in {max(map(len, measured)):,} updates"
-    row = ("replay", "the update computes what the rollout computed", worst, text, f"at most {short_number(bound)}")
-    yield AuditRow(*row, worst <= bound, names[0], f"replay error {short_number(worst)}")
+    row = (
+        "replay error",
+        "the update computes what the rollout computed",
+        worst,
+        text,
+        f"at most {short_number(bound)}",
+    )
+    yield AuditRow(*row, worst <= bound, names[0], short_number(worst), f"replay error {short_number(worst)}")
 
 
 def _checks(run: RunData) -> Iterator[AuditRow]:
@@ -97,7 +109,8 @@ def _checks(run: RunData) -> Iterator[AuditRow]:
             worst = float(values.max())
             text = f"largest {short_number(worst)} in {len(values):,} check{'s' * (len(values) > 1)}"
             limit_text = f"at most {short_number(limit)}"
-            yield AuditRow(name.rpartition("/")[2], what, worst, text, limit_text, worst <= limit, name)
+            row = (NAMES[name], what, worst, text, limit_text, worst <= limit, name)
+            yield AuditRow(*row, short_number(worst))
 
 
 def memory_faults(run: RunData, measured: PolicyMeasurements) -> list[Fault]:

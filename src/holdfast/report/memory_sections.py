@@ -1,7 +1,8 @@
 """Sections of a report about memory: is it right, used and fresh, how far gradients reach, one agent's state."""
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from html import escape
 
 import numpy as np
@@ -11,13 +12,18 @@ from holdfast.monitor.gradients import EDGE, advice
 from holdfast.report import plots, state_plots
 from holdfast.report.check_page import leaks
 from holdfast.report.memory_faults import audit, memory_faults
-from holdfast.report.policy_measurements import EPISODES
+from holdfast.report.policy_measurements import EPISODES, EVALUATED, PolicyMeasurements
 from holdfast.report.run_data import RunData
 from holdfast.report.section import Column, Figure, Report, Section, command, html_table, make_figure, mark, number_text
 from holdfast.report.theme import plain
 
 USED = 0.1
 """Memory counts as used if clearing it costs this fraction of the return."""
+ABLATIONS = {
+    "cleared": "Cleared: the state is zeroed before every step.",
+    "frozen": "Frozen: it stays as after an episode's first step.",
+    "shuffled": f"Shuffled: agents get each other's. Frozen and shuffled are means of {EPISODES} episodes each.",
+}
 CAPTIONS = {
     "rollout": "By value, while it acts: memory crosses segment edges (dashed), never an episode start (red line).",
     "replay": "By value, in the update: it may cross segment edges (dashed), never an episode start (red line).",
@@ -40,7 +46,7 @@ def is_memory_right(report: Report) -> Section:
         body += (
             "<p class='soft'>Reach is measured on the trained policy, in float64, with scripted observations: one is "
             "changed, and blue cells are the outputs that change, the deeper the more. Empty cells are exactly 0, grey "
-            f"ones steps without an agent, red ones not allowed. {command('check', run)} measures all nine laws.</p>"
+            f"ones steps without an agent, red ones not allowed. {command('check', run)} measures every law.</p>"
         )
     else:
         reason = escape(plain(measured.notes.get("reach", "The reach was not measured."), 400))
@@ -48,8 +54,7 @@ def is_memory_right(report: Report) -> Section:
     figures += _replay_figure(run)
     if not len(run.curve("memory/replay_error")[0]):
         body += "<p class='soft'>Replay error: not measured, metrics.jsonl has no memory/replay_error.</p>"
-    rows = _audit_rows(report)
-    body += html_table(("", "measured", "must be", "metric"), rows) if rows else ""
+    body += _audit_of_all(report) if len(report.runs) > 1 else _audit_of_one(run, measured)
     return Section("right", "Is memory right?", escape(_right(report)), figures, body, "square")
 
 
@@ -72,20 +77,36 @@ def _right(report: Report) -> str:
     return f"Memory is right as far as it was measured: {'; '.join(parts)}."
 
 
-def _audit_rows(report: Report) -> list[list[str]]:
-    several = len(report.runs) > 1
+def _audit_of_one(run: RunData, measured: PolicyMeasurements) -> str:
+    rows = [
+        [
+            f"{mark(row.ok)} {escape(row.what)} <small>{escape(row.where)}</small>",
+            _unbroken(row.measured),
+            _unbroken(row.bound),
+        ]
+        for row in audit(run)
+    ]
+    return html_table(("", "measured", "must be"), rows) if rows else ""
+
+
+def _audit_of_all(report: Report) -> str:
+    """Return a table with a row for each run; the reach of one of them is drawn."""
+    names = {row.name: row for run in report.runs for row in audit(run)}
+    head = ("run", "reach", *(f"{row.name}, {row.bound}" for row in names.values()))
     rows = []
     for run, measured in zip(report.runs, report.measured, strict=True):
-        prefix = f"{plain(run.name)}: " if several else ""
-        for row in audit(run):
-            rows.append([f"{mark(row.ok)} {escape(prefix + row.what)}", escape(row.measured), escape(row.bound)])
-            rows[-1].append(escape(row.where))
-        if several:
-            # The reach of the others is not drawn.
-            ok = None if measured.reach is None else not [f for f in memory_faults(run, measured) if f.of_reach]
-            text = {None: "not measured", True: "no leak", False: "leaks"}[ok]
-            rows.append([f"{mark(ok)} {escape(prefix)}reach", text, "no leak", "this report"])
-    return rows
+        ok = None if measured.reach is None else not [fault for fault in memory_faults(run, measured) if fault.of_reach]
+        words = {None: "not measured", True: "no leak", False: "leaks"}[ok]
+        cells = {row.name: f"{mark(row.ok)} {_unbroken(row.short)}" for row in audit(run)}
+        reach = f"<span class='number'>{mark(ok)} {words}</span>"
+        rows.append([escape(plain(run.name)), reach, *(cells.get(name, "-") for name in names)])
+    shown = escape(plain(report.runs[report.shown].name))
+    return f"<p class='soft'>The reach and the replay error above are those of {shown}.</p>{html_table(head, rows)}"
+
+
+def _unbroken(text: str) -> str:
+    """Return text as HTML in which numbers such as 1e-4 stay on one line."""
+    return re.sub(r"\de-\d+", r"<span class='number'>\g<0></span>", escape(text))
 
 
 def _replay_figure(run: RunData) -> list[Figure]:
@@ -104,45 +125,51 @@ def _replay_figure(run: RunData) -> list[Figure]:
 
 def is_memory_used(report: Report) -> Section:
     """Returns with memory intact, cleared, frozen and shuffled; returns by delay."""
-    name, title = "used", "Is memory used?"
-    measured, run = report.measured[0], report.run
-    if not measured.has_memory:
-        return Section(name, title, "The policy has no memory.")
-    returns = measured.returns or {
-        mode: value
-        for mode, metric in (("intact", "eval/return_mean"), ("cleared", "eval/return_mean_memory_cleared"))
-        if (value := run.last(metric)) is not None
-    }
+    name, title, group = "used", "Is memory used?", report.groups[0]
+    of_runs, run, first = report.name_of(*group), report.run, report.measured[0]
+    if not first.has_memory:
+        return Section(name, title, "The policy has no memory.", of=of_runs)
+    table = [_returns(report.runs[number], report.measured[number]) for number in group]
+    returns = {mode: [each[mode] for each in table] for mode in table[0] if all(mode in each for each in table)}
     figures, body = [], ""
+    names = [plain(report.runs[number].name) for number in group] if len(group) > 1 else ["return"]
     if returns:
-        figure = plots.memory_use(returns, measured.best)
-        caption = (
-            "Cleared: the state is zeroed before every step. Frozen: it stays as after an episode's first step. "
-            "Shuffled: agents get each other's. "
-            + (f"The last two are of {EPISODES} episodes each." if "frozen" in returns else "")
-        )
-        data = {"memory": list(returns), "return": list(returns.values())}
+        figure = plots.memory_use(returns, first.best)
+        caption = " ".join(text for mode, text in ABLATIONS.items() if mode in returns)
+        data: dict[str, Column] = {"memory": list(returns)}
+        data |= {name: [each[row] for each in returns.values()] for row, name in enumerate(names)}
         figures.append(make_figure("memory_use", figure, caption, data, "Return by what is done to the memory"))
-    if measured.delays:
-        figure = plots.success_by_delay(
-            measured.delays, run.number("trainer", "bptt_horizon"), measured.best_without_memory
-        )
-        delays, values = zip(*measured.delays, strict=True)
+    points = _common([report.measured[number].delays for number in group])
+    if points:
+        figure = plots.success_by_delay(points, run.number("trainer", "bptt_horizon"), first.best_without_memory)
         trained = json.dumps(run.value("world", "delay"))
         caption = (
             f"Trained with a delay of {plain(trained, 30)}; {EPISODES} episodes each. Beyond the BPTT horizon no "
             "gradient reaches the cue; values still do."
         )
-        data = {"delay": delays, "return": values}
+        data = {"delay": [delay for delay, _ in points]}
+        data |= {name: [each[row] for _, each in points] for row, name in enumerate(names)}
         figures.append(make_figure("return_by_delay", figure, caption, data, "Return by delay"))
     for key, text in (("returns", "Frozen and shuffled memory"), ("delays", "Return by delay")):
-        note = measured.notes.get(key)
+        note = first.notes.get(key)
         if note is not None and "no delay" not in note:
             body += f"<p class='soft'>{escape(text)}: {escape(plain(note, 400))}</p>"
-    lead = _used(returns)
+    means = {mode: float(plots.interquartile_mean(np.array(values))) for mode, values in returns.items()}
     if not returns:
         body += f"<p>{command('eval', run, '--memory', 'all')} measures it.</p>"
-    return Section(name, title, escape(lead), figures, body)
+    return Section(name, title, escape(_used(means)), figures, body, of=of_runs)
+
+
+def _returns(run: RunData, measured: PolicyMeasurements) -> Mapping[str, float]:
+    """Return the returns by memory mode; without a measurement those of the final evaluation."""
+    evaluated = {mode: run.last(metric) for mode, metric in EVALUATED.items()}
+    return measured.returns or {mode: value for mode, value in evaluated.items() if value is not None}
+
+
+def _common(curves: Sequence[Sequence[tuple[int, float]]]) -> list[tuple[int, list[float]]]:
+    """Return the delays that all runs were measured at, with the return of each run."""
+    tables = [dict(curve) for curve in curves]
+    return [(delay, [table[delay] for table in tables]) for delay, _ in curves[0] if all(delay in t for t in tables)]
 
 
 def _used(returns: Mapping[str, float]) -> str:
@@ -167,9 +194,10 @@ def is_memory_fresh(report: Report) -> Section:
     last, kl, update = float(values[-1]), run.last("memory/stale_kl"), run.last("losses/approx_kl")
     lead = f"After the last update, stored states are {100 * last:.0f} % away from those of the new weights"
     if kl is not None and update is not None and update > 0:
-        small = kl < 0.5 * update
-        effect = "which changes the policy less than the update itself" if small else "which changes the policy visibly"
-        lead += f", {effect}: KL {number_text(kl)} against {number_text(update)}"
+        size = "less than" if kl < 0.5 * update else "more than" if kl > 2 * update else "about as much as"
+        lead += (
+            f", which changes the policy {size} the update itself: KL {number_text(kl)} against {number_text(update)}"
+        )
     hint = "" if last < 0.2 else " trainer.stale=recompute computes them again."
     data = {"agent steps": steps, "drift": values, "stale KL": run.curve("memory/stale_kl")[1]}
     caption = (
@@ -177,15 +205,15 @@ def is_memory_fresh(report: Report) -> Section:
         "states from those that the current weights compute for the same steps."
     )
     figure = make_figure("drift", plots.drift(run), caption, data, "Drift of stored states over training")
-    return Section(name, title, escape(f"{lead}.{hint}"), [figure])
+    return Section(name, title, escape(f"{lead}.{hint}"), [figure], of=report.name_of(0))
 
 
 def gradient_reach(report: Report) -> Section:
     """How many steps back gradients reach."""
     name, title, run = "gradients", "How far do gradients reach?", report.run
     reach, horizon = run.last("memory/gradient_reach"), run.number("trainer", "bptt_horizon")
-    ages = sorted(int(each.partition("@")[2]) for each in run.metrics if plots.is_within(each))
-    if reach is None or horizon is None or not ages:
+    steps, within = plots.gradient_within(run)
+    if reach is None or horizon is None or not within:
         text = "Not measured; trainer.monitor=every:10 measures it in every tenth iteration."
         return Section(name, title, escape(text))
     edge = (
@@ -193,11 +221,11 @@ def gradient_reach(report: Report) -> Section:
     )
     lead = f"80 % of the gradient lies within {reach:.0f} of {horizon} steps.{edge}"
     hint = advice(int(reach), horizon) if reach < EDGE * horizon else ""
-    data: dict[str, Column] = {"agent steps": run.curve(f"gradients/within@{ages[0]}")[0]}
-    data |= {f"within {age} steps": run.curve(f"gradients/within@{age}")[1] for age in ages}
+    data: dict[str, Column] = {"agent steps": steps}
+    data |= {f"within {age} steps": shares for age, shares in within.items()}
     caption = f"Share of the gradient of an output by the number of steps back. {hint and hint[0].upper() + hint[1:]}"
     figure = make_figure("gradient_by_age", plots.gradient_by_age(run), caption, data, "Gradient by steps back")
-    return Section(name, title, escape(lead), [figure])
+    return Section(name, title, escape(lead), [figure], of=report.name_of(0))
 
 
 def state_of_one_agent(report: Report) -> Section:
@@ -211,9 +239,10 @@ def state_of_one_agent(report: Report) -> Section:
         return Section(name, title, escape(text))
     starts = sum(len(agent.starts) for agent in timeline.agents)
     steps, count = len(timeline.agents[0].norms), len(timeline.agents)
-    cut = "its values are carried across segment edges, where gradients are cut"
+    began = f"began {starts} episode{'s' * (starts != 1)}, each with a cleared state" if starts else "began no episode"
     lead = (
-        f"Over {steps} steps, {count} agent{'s' * (count > 1)} began {starts} episodes: each cleared the state; {cut}."
+        f"Over {steps} steps, {count} agent{'s' * (count > 1)} {began}; states are carried across segment edges, where "
+        "gradients are cut."
     )
     caption = (
         "A row is an agent, and the deeper the blue the larger its state. Red: an episode starts, after a termination "
@@ -227,4 +256,4 @@ def state_of_one_agent(report: Report) -> Section:
     if timeline.trace:
         lines = escape("\n".join(plain(line, 300) for line in timeline.trace[:400]))
         trace = f"<details><summary>One agent, line by line</summary><pre>{lines}</pre></details>"
-    return Section(name, title, escape(lead), [figure], trace, "wide")
+    return Section(name, title, escape(lead), [figure], trace, "wide", report.name_of(0))

@@ -14,7 +14,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from holdfast.errors import ConfigError
 from holdfast.monitor.replay_check import replay_alarm
 from holdfast.monitor.timeline import FILE
-from holdfast.report.run_data import BINS, RunData, read_runs
+from holdfast.report.run_data import BINS, RunData, group_label, read_runs
 from holdfast.report.state_plots import state_timeline
 from holdfast.report.text import short_number
 from holdfast.report.theme import (
@@ -29,6 +29,7 @@ from holdfast.report.theme import (
     TEAL,
     VIOLET,
     drawing,
+    legend_above,
     new_figure,
     plain,
 )
@@ -36,7 +37,11 @@ from holdfast.report.theme import (
 MAX_GROUPS = 8
 """Curves of one plot."""
 RESAMPLES = 500
+EXACT = 1e-9
+"""Replay errors are drawn no smaller: 0 has no place on a logarithmic axis."""
 X_AXES = {"steps": ("global_step", "agent steps"), "time": ("seconds", "seconds of training")}
+STEPS = (1, 2, 2.5, 5, 10)
+"""Multiples at which an axis has ticks."""
 PHASES = {"world": TEAL, "forward": GREEN, "copy": ORANGE, "update": VIOLET, "other": SOFT}
 """Parts of an iteration and their colours."""
 
@@ -51,15 +56,15 @@ def learning_curve(runs: Any, x: str = "steps", metric: str = "charts/episodic_r
             axes.plot(grid, middle, color=colour, linewidth=1.8, label=plain(label, 36))
             if (high > low).any():
                 axes.fill_between(grid, low, high, color=colour, alpha=0.2, linewidth=0)
-        if x == "steps" and metric == "charts/episodic_return":
-            _final_marks(axes, read_runs(runs))
+        if metric == "charts/episodic_return":
+            _evaluation_marks(axes, read_runs(runs), X_AXES[x][0])
         if len(axes.get_legend_handles_labels()[0]) > 1:
-            axes.legend(loc="best")
+            legend_above(figure, axes)
         return _labelled(figure, axes, X_AXES[x][1], "return of training episodes")
 
 
-def _final_marks(axes: Axes, runs: Sequence[RunData]) -> None:
-    """Mark the final evaluations of one run: greedy, sampled, memory cleared."""
+def _evaluation_marks(axes: Axes, runs: Sequence[RunData], x: str) -> None:
+    """Mark the evaluations of one run: greedy, sampled, memory cleared."""
     if len(runs) != 1:
         return
     marks = {
@@ -68,9 +73,9 @@ def _final_marks(axes: Axes, runs: Sequence[RunData]) -> None:
         "eval/return_mean_memory_cleared": ("memory cleared", "x", RED),
     }
     for name, (label, marker, colour) in marks.items():
-        steps, values = runs[0].curve(name)
+        over, values = runs[0].curve(name, x)
         if len(values):
-            (line,) = axes.plot(steps, values, marker, color=colour, markersize=5, label=f"evaluation, {label}")
+            (line,) = axes.plot(over, values, marker, color=colour, markersize=5, label=f"evaluation, {label}")
             line.set_markerfacecolor("none")
     axes.margins(x=0.03)
 
@@ -102,19 +107,10 @@ def grouped_curves(
     return curves
 
 
-def group_label(runs: Sequence[RunData]) -> str:
-    """Name a group: the run, or what its names have in common and the number of runs."""
-    if len(runs) == 1:
-        return runs[0].name
-    names = [run.name for run in runs]
-    common = next(i for i in range(min(map(len, names)) + 1) if len({name[: i + 1] for name in names}) > 1 or i == 64)
-    return f"{names[0][:common].rstrip('-_. 0') or names[0]} · {len(runs)} seeds"
-
-
 def interquartile_mean(table: np.ndarray) -> np.ndarray:
     """Mean over the first axis without a quarter, rounded down, at each end."""
     cut = len(table) // 4
-    return np.sort(table, axis=0)[cut : len(table) - cut].mean(0)
+    return np.asarray(np.sort(table, axis=0)[cut : len(table) - cut].mean(0))
 
 
 def _band(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -136,45 +132,66 @@ def replay_error(run: Any) -> Figure:
             ("memory/replay_value_error", "value", ORANGE),
         ):
             steps, values = data.curve(name)
-            # An error of exactly 0 has no place on a logarithmic axis.
-            axes.plot(steps, np.clip(values, 1e-12, None), color=colour, linewidth=1.5, label=label)
+            axes.plot(steps, np.clip(values, EXACT, None), color=colour, linewidth=1.5, label=label)
         axes.axhline(bound, color=RED, linewidth=1.2, linestyle=(0, (4, 2)), label=f"alarm at {short_number(bound)}")
         axes.set_yscale("log")
-        axes.legend(loc="best")
+        legend_above(figure, axes)
         return _labelled(figure, axes, "agent steps", "replay error", log=True)
 
 
-def memory_use(returns: Mapping[str, float], best: float | None = None) -> Figure:
-    """Draw the return by what is done to the memory: intact, cleared, frozen, shuffled."""
+def memory_use(returns: Mapping[str, float | Sequence[float]], best: float | None = None) -> Figure:
+    """Draw the return by what is done to the memory: intact, cleared, frozen, shuffled.
+
+    Of several runs, returns are sequences: a bar is their interquartile mean, and a dot is a run.
+    """
     with drawing():
         figure, axes = new_figure()
-        names, values = list(returns), list(returns.values())
+        names, runs = list(returns), [np.atleast_1d(np.asarray(each, float)) for each in returns.values()]
+        values = [float(interquartile_mean(each)) for each in runs]
         colours = [BLUE if name.startswith("intact") else SOFT for name in names]
         bars = axes.bar([name.replace(", ", "\n") for name in names], values, color=colours, width=0.62)
-        axes.bar_label(bars, labels=[f"{value:.3g}" for value in values], padding=2, color=INK, fontsize=10)
+        labels = [short_number(value, digits=3) for value in values]
+        if max(map(len, runs)) > 1:
+            for row, each in enumerate(runs):
+                places = row + np.linspace(-0.2, 0.2, len(each))
+                label = "a run" if row == 0 else None
+                axes.plot(places, each, "o", color=ORANGE, markeredgecolor=PAPER, markersize=5, label=label)
+            axes.set_xticks(range(len(names)), [f"{name}\n{label}" for name, label in zip(names, labels, strict=True)])
+        else:
+            axes.bar_label(bars, labels=labels, padding=2, color=INK, fontsize=10)
         if best is not None:
-            line = axes.axhline(
-                best, color=GREEN, linewidth=1.2, linestyle=(0, (4, 2)), label=f"best possible {best:.3g}"
-            )
-            axes.legend(handles=[line], loc="upper right", borderaxespad=0)
+            label = f"best possible, {short_number(best, digits=3)}"
+            axes.axhline(best, color=GREEN, linewidth=1.2, linestyle=(0, (4, 2)), label=label)
+        if axes.get_legend_handles_labels()[1]:
+            legend_above(figure, axes)
         axes.grid(visible=False, axis="x")
-        axes.margins(y=0.22)
+        axes.margins(y=0.15)
         axes.tick_params(axis="x", length=0, labelcolor=INK)
         return _labelled(figure, axes, "", "mean return, greedy")
 
 
-def success_by_delay(points: Sequence[tuple[int, float]], horizon: int | None, chance: float | None = None) -> Figure:
-    """Draw the return against the delay, with the BPTT horizon: beyond it values carry what gradients cannot."""
+def success_by_delay(
+    points: Sequence[tuple[int, float | Sequence[float]]], horizon: int | None, chance: float | None = None
+) -> Figure:
+    """Draw the return against the delay, with the BPTT horizon: beyond it values carry what gradients cannot.
+
+    Of several runs, returns are sequences: the curve is their interquartile mean, and the band holds all of them.
+    """
     with drawing():
         figure, axes = new_figure()
-        delays, returns = zip(*points, strict=True)
-        axes.plot(delays, returns, "o-", color=BLUE, linewidth=1.6, markersize=5)
+        delays = [delay for delay, _ in points]
+        runs = np.stack([np.atleast_1d(np.asarray(each, float)) for _, each in points], axis=1)
+        axes.plot(delays, interquartile_mean(runs), "o-", color=BLUE, linewidth=1.6, markersize=5)
+        if len(runs) > 1:
+            low, high = runs.min(0), runs.max(0)
+            axes.fill_between(delays, low, high, color=BLUE, alpha=0.2, linewidth=0, label="lowest to highest run")
         axes.set_xscale("log", base=2)
         if horizon is not None:
             axes.axvline(horizon, color=TEAL, linewidth=1.2, linestyle=(0, (4, 2)), label=f"BPTT horizon, {horizon}")
         if chance is not None:
             axes.axhline(chance, color=SOFT, linewidth=1.0, linestyle=(0, (4, 2)), label="best without memory")
-        axes.legend(loc="best")
+        if axes.get_legend_handles_labels()[1]:
+            legend_above(figure, axes)
         axes.set_xticks(delays, [str(delay) for delay in delays])
         axes.minorticks_off()
         axes.set_ylabel("mean return, greedy")
@@ -189,41 +206,53 @@ def drift(run: Any) -> Figure:
         figure, axes = new_figure()
         for name, label, colour in (
             ("memory/drift", "drift: |stored - fresh| / |fresh|", VIOLET),
-            ("memory/stale_kl", "KL of the policy that it causes, nats", ORANGE),
-            ("losses/approx_kl", "KL of the update itself, nats", SOFT),
+            ("memory/stale_kl", "KL that it causes, nats", ORANGE),
+            ("losses/approx_kl", "KL of the update, nats", SOFT),
         ):
             steps, values = data.curve(name)
-            if len(values):
-                axes.plot(steps, np.where(values > 0, values, np.nan), color=colour, linewidth=1.6, label=label)
+            # Rounding gives estimates of 0 and below, which have no place on a logarithmic axis.
+            drawn = values > 0
+            if drawn.any():
+                axes.plot(steps[drawn], values[drawn], color=colour, linewidth=1.6, label=label)
         axes.set_yscale("log")
-        axes.legend(loc="best", fontsize=8.5)
-        return _labelled(figure, axes, "agent steps", "size", log=True)
+        legend_above(figure, axes)
+        return _labelled(figure, axes, "agent steps", "drift, or KL", log=True)
 
 
 def gradient_by_age(run: Any) -> Figure:
     """Draw how the gradient of an output spreads over the steps before it, over training."""
     (data,) = read_runs(run)
-    ages = sorted(int(name.partition("@")[2]) for name in data.metrics if is_within(name))
+    steps, within = gradient_within(data)
+    ages, shares = list(within), np.diff(np.stack([np.zeros(len(steps)), *within.values()]), axis=0)
     with drawing():
-        figure, axes = new_figure()
-        steps, columns, before = np.empty(0), list[np.ndarray](), 0.0
-        for age in ages:
-            steps, within = data.curve(f"gradients/within@{age}")
-            columns.append(np.diff(np.stack([np.broadcast_to(before, within.shape), within]), axis=0)[0])
-            before = within
+        figure, axes = new_figure(left=0.86, right=1.08)
         base, colours = np.zeros(len(steps)), _shades(len(ages))
-        for number, (share, colour) in enumerate(zip(columns, colours, strict=True)):
+        for number, (share, colour) in enumerate(zip(shares, colours, strict=True)):
             first = 1 if number == 0 else ages[number - 1] + 1
             label = f"{first}" if first == ages[number] else f"{first}-{ages[number]}"
             axes.fill_between(steps, base, base + share, color=BLUE, alpha=colour, linewidth=0, label=label)
             base = base + share
         axes.axhline(0.8, color=INK, linewidth=0.8, linestyle=(0, (2, 2)))
         axes.set(ylim=(0, 1), xlim=(steps[0], max(steps[-1], steps[0] + 1)))
-        axes.set_position((0.144, 0.161, 0.62, 0.723))
         axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), title="steps back", reverse=True, fontsize=8.5)
         _labelled(figure, axes, "agent steps", "share of the gradient")
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.0f} %"))
         return figure
+
+
+def gradient_within(run: RunData) -> tuple[np.ndarray, dict[int, np.ndarray]]:
+    """Return the steps at which it was measured, and by number of steps back the share of the gradient within them.
+
+    Numbers of steps that the newest measurement lacks, as after a change of the horizon, are left out.
+    """
+    ages = sorted(int(name.partition("@")[2]) for name in run.metrics if is_within(name))
+    if not ages:
+        return np.empty(0), {}
+    measured = ~np.isnan(np.stack([run.metrics[f"gradients/within@{age}"] for age in ages]))
+    newest = measured[:, measured.any(0).nonzero()[0][-1]]
+    ages = [age for age, is_measured in zip(ages, newest, strict=True) if is_measured]
+    steps, values = run.curves([f"gradients/within@{age}" for age in ages])
+    return steps, dict(zip(ages, values, strict=True)) if len(steps) else {}
 
 
 def is_within(name: str) -> bool:
@@ -249,7 +278,9 @@ def time_split(runs: Any) -> Figure:
     """Draw the parts of the time of training: world, forward passes, copies, update, the rest."""
     data = read_runs(runs)
     with drawing():
-        figure, axes = new_figure(height=1.25 + 0.42 * max(1, len(data)))
+        names = [plain(run.name, 24) for run in data] if len(data) > 1 else [""]
+        left = 0.16 + 0.08 * max(map(len, names))
+        figure, axes = new_figure(height=0.64 + 0.42 * max(1, len(data)), left=left)
         for row, run in enumerate(data):
             sums = phase_seconds(run)
             total, left = sum(sums.values()) or 1.0, 0.0
@@ -260,16 +291,14 @@ def time_split(runs: Any) -> Figure:
                     axes.text(left + share / 2, row, f"{100 * share:.0f} %", ha="center", va="center", fontsize=9)
                     axes.texts[-1].set_color(PAPER)
                 left += share
-        names = [plain(run.name, 10) for run in data] if len(data) > 1 else [""]
         axes.set_yticks(range(len(names)), names)
         axes.set(xlim=(0, 1), ylim=(len(names) - 0.5, -0.5))
         axes.grid(visible=False)
         axes.tick_params(axis="both", length=0)
         axes.spines[:].set_visible(False)
         axes.set_xticks([])
-        axes.legend(
-            loc="upper center", bbox_to_anchor=(0.5, -0.02), ncols=len(PHASES), columnspacing=1.2, handlelength=1
-        )
+        place = {"loc": "upper left", "bbox_to_anchor": (0.1, 0.46), "bbox_transform": figure.dpi_scale_trans}
+        axes.legend(**place, ncols=len(PHASES), columnspacing=1.2, handlelength=1, borderaxespad=0)
         return figure
 
 
@@ -282,14 +311,14 @@ def _labelled(figure: Figure, axes: Axes, x: str, y: str, *, log: bool = False) 
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     if x:
-        axes.xaxis.set_major_locator(MaxNLocator(5))
+        axes.xaxis.set_major_locator(MaxNLocator(5, steps=STEPS))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: compact(value)))
     if log:
         axes.yaxis.set_major_locator(LogLocator(numticks=7))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short_number(value)))
         axes.yaxis.set_minor_locator(NullLocator())
     else:
-        axes.yaxis.set_major_locator(MaxNLocator(6))
+        axes.yaxis.set_major_locator(MaxNLocator(6, steps=STEPS))
     return figure
 
 

@@ -2,31 +2,52 @@
 
 import json
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from holdfast.config.run import all_keys
+from holdfast.config.world_names import FAMILIES, world_prefix
 from holdfast.errors import ConfigError
 from holdfast.recipes import RECIPES, find_recipe, recipe_for
 from holdfast.report.run_data import RunData
 
-IGNORED = ("run", "runs_dir")
+IGNORED = ("run", "runs_dir", "report")
 """Keys that say where a run lies, not what it trains."""
 
 
-def recipe_difference(run: RunData) -> tuple[str | None, list[tuple[str, str, str]]]:
-    """Return the recipe of a run and rows of key, recipe's value, run's value; None: its config cannot be read."""
-    if not isinstance(run.config, dict):
-        return None, []
-    name = recipe_name(run)
+def recipe_difference(runs: Sequence[RunData]) -> tuple[str | None, list[list[str]]]:
+    """Return the recipe of the first run, and rows of key, recipe's value, each run's value.
+
+    None: a config cannot be read.
+    """
+    name = recipe_name(runs[0])
     try:
         recipe = find_recipe(name).model_dump(mode="json")
     except ConfigError:
         return None, []
-    before, after = dict(_flat(recipe)), dict(_flat(run.config))
+    if not all(isinstance(run.config, dict) for run in runs):
+        return None, []
     # The world of the recipe may have other keys.
-    keys = [key for key in dict.fromkeys([*after, *before]) if key not in IGNORED]
-    rows = [(key, before.get(key, "-"), after.get(key, "-")) for key in keys]
-    return name, [row for row in rows if row[1] != row[2] and not (row[2] == "-" and row[0].startswith("world."))]
+    columns = [_world_defaults(runs[0]) | dict(_flat(recipe)), *(dict(_flat(run.config)) for run in runs)]
+    keys = [key for key in dict.fromkeys(key for column in columns for key in column) if key not in IGNORED]
+    rows = [[key, *(column.get(key, "-") for column in columns)] for key in keys]
+    return name, [row for row in rows if len(set(row[1:])) > 1 and not _of_another_world(row)]
+
+
+def _of_another_world(row: Sequence[str]) -> bool:
+    return row[0].startswith("world.") and all(value == "-" for value in row[2:])
+
+
+def _world_defaults(run: RunData) -> dict[str, str]:
+    """Return the defaults of the world's keys; of a user's class none, as that would import it."""
+    world = run.text("world", "name")
+    if world not in FAMILIES and world_prefix(world) is None:
+        return {}
+    try:
+        keys = all_keys(world)
+    except ConfigError:
+        return {}
+    return dict(_flat({key: field.get_default() for key, field in keys.items() if key.startswith("world.")}))
 
 
 def recipe_name(run: RunData) -> str:
@@ -49,9 +70,9 @@ def _flat(tree: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
     elif isinstance(tree, list) and prefix == "schedule" and all(isinstance(item, dict) for item in tree):
         for item in tree:
             yield f"schedule.{item.get('key')}", f"{item.get('kind')}:{item.get('end')}"
-    elif tree is None or tree == []:
+    elif tree is None or tree in ([], ()):
         yield prefix, "none"
     elif isinstance(tree, str):
         yield prefix, tree
     else:
-        yield prefix, json.dumps(tree)
+        yield prefix, json.dumps(tree, default=str)

@@ -42,7 +42,7 @@ async function hfPlay(root) {
   const label = controls.appendChild(hfElement("output"));
   const hint = root.appendChild(hfElement("p", "hf-hint"));
   const keys = [["space", "play"], ["← →", "step"], ["[ ]", "agent"], ["- =", "speed"]];
-  for (const [key, text] of keys) hint.append(hfElement("kbd", "", key), ` ${text}   `);
+  for (const [key, text] of keys) hint.append(hfElement("kbd", "", key), ` ${text} `);
   root.append(hfElement("p", "hf-hint", "colour: norm of the state · red: episode start (● terminated, ○ truncated) · dashed: segment edge in training"));
 
   function go(t) {

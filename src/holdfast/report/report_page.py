@@ -8,9 +8,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from holdfast.errors import ConfigError, writing
+from holdfast.errors import ConfigError, error_text, writing
 from holdfast.report import plots
-from holdfast.report.learning_sections import did_it_learn, how_to_reproduce, watch_it, what_was_run, where_time_goes
+from holdfast.report.learning_sections import did_it_learn, how_to_reproduce, what_was_run, where_time_goes
 from holdfast.report.memory_sections import (
     gradient_reach,
     is_memory_fresh,
@@ -21,7 +21,8 @@ from holdfast.report.memory_sections import (
 from holdfast.report.policy_measurements import PolicyMeasurements, measure_run
 from holdfast.report.run_data import RunData, read_run
 from holdfast.report.section import Column, Figure, Report, Section
-from holdfast.report.theme import as_png, colour_variables, drawing
+from holdfast.report.theme import as_png, colour_variables, drawing, plain
+from holdfast.report.watch_section import watch_it
 from holdfast.version import __version__
 
 MAX_RUNS = 20
@@ -87,7 +88,7 @@ def report_page(runs: Sequence[RunData], measured: Sequence[PolicyMeasurements])
     """Return the report as one self-contained HTML page."""
     report = Report(runs, measured)
     with drawing():
-        sections = [build(report) for build in SECTIONS]
+        sections = [_build(build, report) for build in SECTIONS]
     files, data = Path(__file__).parent / "page", dict[str, Any]()
     for section in sections:
         data |= {figure.name: _columns(figure.data) for figure in section.figures if figure.data}
@@ -107,12 +108,23 @@ def report_page(runs: Sequence[RunData], measured: Sequence[PolicyMeasurements])
     )
 
 
+def _build(build: Callable[[Report], Section], report: Report) -> Section:
+    """Return a section; damaged files may break one, and the others are shown."""
+    try:
+        return build(report)
+    except Exception as error:
+        name = build.__name__
+        reason = escape(plain(error_text(error, 300), 320))
+        return Section(name, name.replace("_", " ").capitalize(), f"This section cannot be shown: {reason}")
+
+
 def _section(section: Section) -> str:
     figures = "\n".join(map(_figure, section.figures))
     kind = f"plots {section.layout}".strip()
     body = f'<div class="{kind}">{figures}</div>' if figures else ""
+    of_runs = f" <span>{escape(section.of)}</span>" if section.of else ""
     return (
-        f'<section id="{section.name}"><h2>{escape(section.title)}</h2>\n<p class="lead">{section.lead}</p>\n'
+        f'<section id="{section.name}"><h2>{escape(section.title)}{of_runs}</h2>\n<p class="lead">{section.lead}</p>\n'
         f"{body}{section.body}</section>"
     )
 

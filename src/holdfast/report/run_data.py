@@ -3,7 +3,7 @@
 import json
 import math
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -88,15 +88,21 @@ class RunData:
 
     def curve(self, name: str, x: str = "global_step") -> tuple[np.ndarray, np.ndarray]:
         """Return a metric over another one, where both were measured, in at most `BINS` points."""
+        over, (values,) = self.curves([name], x)
+        return over, values
+
+    def curves(self, names: Sequence[str], x: str = "global_step") -> tuple[np.ndarray, list[np.ndarray]]:
+        """Return metrics over another one, where all were measured, in at most `BINS` points."""
         empty = np.empty(0)
-        over, values = self.metrics.get(x, empty), self.metrics.get(name, empty)
-        measured = ~(np.isnan(over) | np.isnan(values)) if len(over) == len(values) else np.zeros(0, dtype=bool)
+        table = [self.metrics.get(name, empty) for name in (x, *names)]
+        rows = len(table[0]) if len({len(column) for column in table}) == 1 else 0
+        measured = np.all([~np.isnan(column[:rows]) for column in table], axis=0)
         if not measured.any():
-            return empty, empty
-        over, values = over[measured], values[measured]
+            return empty, [empty for _ in names]
         # After a resume the clock goes on, but a damaged file may have any order.
-        order = np.argsort(over, kind="stable")
-        return _binned(over[order]), _binned(values[order])
+        order = np.argsort(table[0][measured], kind="stable")
+        over, *values = (_binned(column[measured][order]) for column in table)
+        return over, values
 
     @cached_property
     def group(self) -> str:
@@ -134,6 +140,15 @@ def read_run(run: RunData | HasFolder | Path | str) -> RunData:
 def read_runs(runs: Any) -> list[RunData]:
     """Read one run or several."""
     return [read_run(run) for run in (runs if isinstance(runs, list | tuple) else [runs])]
+
+
+def group_label(runs: Sequence[RunData]) -> str:
+    """Name a group: the run, or what its names have in common and the number of runs."""
+    if len(runs) == 1:
+        return runs[0].name
+    names = [run.name for run in runs]
+    common = next(i for i in range(min(map(len, names)) + 1) if len({name[: i + 1] for name in names}) > 1 or i == 64)
+    return f"{names[0][:common].rstrip('-_. 0') or names[0]} · {len(runs)} seeds"
 
 
 def _read_text(file: Path) -> str:

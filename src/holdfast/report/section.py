@@ -11,7 +11,7 @@ import numpy as np
 
 from holdfast.report.memory_faults import Fault, memory_faults
 from holdfast.report.policy_measurements import PolicyMeasurements
-from holdfast.report.run_data import RunData
+from holdfast.report.run_data import RunData, group_label
 from holdfast.report.text import clock, short_number
 from holdfast.report.theme import as_svg, plain
 
@@ -40,6 +40,8 @@ class Section:
     figures: Sequence[Figure] = ()
     body: str = ""
     layout: str = ""
+    of: str = ""
+    """The run or runs that it is about, in a report of several."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,20 @@ class Report:
     def run(self) -> RunData:
         """The first run, which sections about one run show."""
         return self.runs[0]
+
+    @property
+    def groups(self) -> list[list[int]]:
+        """Numbers of the runs that differ in their seed alone, together."""
+        groups = dict[str, list[int]]()
+        for number, run in enumerate(self.runs):
+            groups.setdefault(run.group, []).append(number)
+        return list(groups.values())
+
+    def name_of(self, *numbers: int) -> str:
+        """Return the name of a run or of a group of them, for a section about them alone; "" if there are no others."""
+        if len(numbers) == len(self.runs):
+            return ""
+        return plain(group_label([self.runs[number] for number in numbers]))
 
     @property
     def title(self) -> str:
@@ -119,7 +135,7 @@ def make_figure(name: str, figure: Any, caption: str, data: Mapping[str, Column]
     return Figure(name, as_svg(figure, name, escape(alt)), escape(caption), data)
 
 
-def number_text(value: float | None, digits: int = 3) -> str:
+def number_text(value: int | float | None, digits: int = 3) -> str:
     """Format a number, or a dash where there is none."""
     return "-" if value is None else short_number(value, digits=digits)
 

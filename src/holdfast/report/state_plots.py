@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from holdfast.check.results import Reach
 from holdfast.monitor.timeline import AgentTimeline, Timeline
 from holdfast.report.check_page import agent_with_most_leaks, leaks, may_reach, missing, outline, size_scale
-from holdfast.report.theme import BLUE, INK, ORANGE, PAPER, RED, SOFT, TEAL, VIOLET, drawing, new_figure
+from holdfast.report.theme import BLUE, INK, ORANGE, PAPER, RED, SOFT, TEAL, TITLE, VIOLET, Plot, drawing, new_figure
 
 TITLES = {
     "rollout": "by value, while it acts",
@@ -31,7 +31,7 @@ def reach(arrays: Reach, panel: str = "replay", agent: int | None = None) -> Fig
     """
     agent = agent_to_show(arrays) if agent is None else agent
     with drawing():
-        figure, axes = new_figure(3.9, 3.9)
+        figure, axes = new_figure(5.0, 4.12 + 0.5 + TITLE, top=TITLE)
         _draw_cells(axes, arrays, panel, agent)
         steps = arrays.clears.shape[1]
         for edge in range(arrays.horizon, steps, arrays.horizon):
@@ -91,17 +91,17 @@ def state_timeline(timeline: Timeline) -> Figure:
     rows, strip = len(timeline.agents), bool(timeline.drift)
     with drawing():
         height = 0.95 + 0.36 * rows + 0.95 * strip
-        figure = Figure(figsize=(10.2, height), dpi=100)
+        figure = Plot(figsize=(10.2, height), dpi=100)
         top = 0.35 / height
         share = 0.36 * rows / height
-        axes = figure.add_axes((0.075, 1 - top - share, 0.91, share))
+        axes = figure.add_axes((0.075, 1 - top - share, 0.89, share))
         largest = max((max(agent.norms, default=0.0) for agent in timeline.agents), default=0.0) or 1.0
         for row, agent in enumerate(timeline.agents):
             _draw_agent(axes, agent, row, largest)
         axes.set(xlim=(-0.5, steps - 0.5), ylim=(rows - 0.5, -0.62))
         axes.set_yticks(range(rows), [f"agent {agent.agent}" for agent in timeline.agents])
         axes.tick_params(axis="y", length=0, labelcolor=INK)
-        below = figure.add_axes((0.075, 0.5 / height, 0.91, 0.62 / height), sharex=axes) if strip else axes
+        below = figure.add_axes((0.075, 0.5 / height, 0.89, 0.62 / height), sharex=axes) if strip else axes
         for each in dict.fromkeys((axes, below)):
             each.grid(visible=False)
             for edge in range(timeline.horizon, steps, timeline.horizon):

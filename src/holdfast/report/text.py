@@ -27,6 +27,7 @@ def short_number(number: int | float, digits: int = 2) -> str:
         return "0"
     if size < 1e-3 or size >= 1e7:
         mantissa, _, exponent = f"{number:.{digits - 2}e}".partition("e")
+        mantissa = mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa
         return f"{mantissa}e{int(exponent)}"
     decimals = max(0, digits - 1 - math.floor(math.log10(size)))
     text = f"{number:,.{decimals}f}"

@@ -2,12 +2,13 @@
 
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import BytesIO
 from typing import Any
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -31,8 +32,10 @@ DARK = {
 }
 """Every colour of a plot, and the one that stands for it on dark paper."""
 
-SIZE = (5.0, 3.1)
+SIZE = (5.0, 2.9)
 """Inches of a plot: narrow, so that its text can be read on a phone."""
+TITLE, LEGEND_ROW, LEGEND_WIDTH = 0.3, 0.2, 4.2
+"""Inches of a title, of a row of a legend, and across a legend."""
 STYLE: dict[Any, Any] = {
     # Names of runs are shown as they are: no formulas.
     "text.parse_math": False,
@@ -54,10 +57,7 @@ STYLE: dict[Any, Any] = {
     "xtick.color": SOFT,
     "ytick.color": SOFT,
     "text.color": INK,
-    "legend.frameon": True,
-    "legend.facecolor": PAPER,
-    "legend.edgecolor": "none",
-    "legend.framealpha": 0.85,
+    "legend.frameon": False,
     "legend.fontsize": 9,
     "figure.facecolor": PAPER,
     "axes.facecolor": PAPER,
@@ -73,12 +73,40 @@ def drawing() -> Iterator[None]:
         yield
 
 
-def new_figure(width: float = SIZE[0], height: float = SIZE[1]) -> tuple[Figure, Axes]:
-    """Return a figure with one plot, whose labels fit."""
-    figure = Figure(figsize=(width, height), dpi=100)
-    left, bottom = 0.72 / width, 0.5 / height
-    axes = figure.add_axes((left, bottom, 1 - left - 0.16 / width, 1 - bottom - 0.36 / height))
+class Plot(Figure):
+    """A figure that a notebook shows although pyplot, and so its inline backend, is not imported."""
+
+    def _repr_png_(self) -> bytes:
+        return as_png(self, dpi=110)
+
+
+def new_figure(
+    width: float = SIZE[0], height: float = SIZE[1], *, left: float = 0.72, right: float = 0.16, top: float = 0.14
+) -> tuple[Figure, Axes]:
+    """Return a figure with one plot, whose labels fit into margins given in inches."""
+    figure = Plot(figsize=(width, height), dpi=100)
+    bottom = 0.5 / height
+    axes = figure.add_axes((left / width, bottom, 1 - (left + right) / width, 1 - bottom - top / height))
     return figure, axes
+
+
+def legend_above(figure: Figure, axes: Axes) -> None:
+    """Add a legend above the plot, where it covers no curve; the figure grows by its rows."""
+    labels = axes.get_legend_handles_labels()[1]
+    columns = next(number for number in (4, 3, 2, 1) if number == 1 or _legend_width(labels, number) <= LEGEND_WIDTH)
+    columns = min(columns, len(labels))
+    (width, height), box = figure.get_size_inches(), axes.get_position()
+    grown = height + LEGEND_ROW * -(-len(labels) // columns)
+    figure.set_size_inches(width, grown)
+    axes.set_position((box.x0, box.y0 * height / grown, box.width, box.height * height / grown))
+    place = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.1}
+    axes.legend(**place, ncols=columns, handlelength=1.6, columnspacing=1.3, labelspacing=0.25)
+
+
+def _legend_width(labels: Sequence[str], columns: int) -> float:
+    """Return about how many inches a legend takes."""
+    longest = [max(map(len, column), default=0) for column in np.array_split(np.array(labels, object), columns)]
+    return sum(0.46 + 0.07 * length for length in longest) - 0.16
 
 
 def plain(text: str, limit: int = 60) -> str:

@@ -462,7 +462,8 @@ class HfView {
   drawUnits(context, units, y, high, x) {
     context.fillStyle = this.ink.soft;
     context.font = "12px system-ui, sans-serif";
-    context.fillText(`hidden units of agent ${this.header.agents[this.agent]}: blue below 0, orange above`, x(this.firstShown), y - 9);
+    const legend = this.layout.width < 320 ? "" : ": blue below 0, orange above";
+    context.fillText(`hidden units of agent ${this.header.agents[this.agent]}${legend}`, x(this.firstShown), y - 9);
     const steps = this.records.length - this.firstShown, image = new ImageData(steps, units);
     for (let t = 0; t < steps; t++) {
       const values = this.records[this.firstShown + t].units;
