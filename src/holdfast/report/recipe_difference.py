@@ -5,12 +5,11 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
+from holdfast.config.run import Config, override
 from holdfast.errors import ConfigError
-from holdfast.recipes import RECIPES, find_recipe, recipe_for
+from holdfast.recipes import ELSEWHERE, RECIPES, find_recipe, recipe_for
 from holdfast.report.run_data import RunData
-
-IGNORED = ("run", "runs_dir")
-"""Keys that say where a run lies, not what it trains."""
+from holdfast.report.text import WHERE
 
 
 def recipe_difference(run: RunData) -> tuple[str | None, list[tuple[str, str, str]]]:
@@ -19,14 +18,25 @@ def recipe_difference(run: RunData) -> tuple[str | None, list[tuple[str, str, st
         return None, []
     name = recipe_name(run)
     try:
-        recipe = find_recipe(name).model_dump(mode="json")
+        recipe = find_recipe(name)
     except ConfigError:
         return None, []
-    before, after = dict(_flat(recipe)), dict(_flat(run.config))
-    # The world of the recipe may have other keys.
-    keys = [key for key in dict.fromkeys([*after, *before]) if key not in IGNORED]
+    before, after = _in_world(recipe, run.text("world", "name")), dict(_flat(run.config))
+    # `general` has no world of its own.
+    ignored = {*WHERE, "world.name"} if name == ELSEWHERE else WHERE
+    keys = [key for key in dict.fromkeys([*after, *before]) if key not in ignored]
     rows = [(key, before.get(key, "-"), after.get(key, "-")) for key in keys]
     return name, [row for row in rows if row[1] != row[2] and not (row[2] == "-" and row[0].startswith("world."))]
+
+
+def _in_world(recipe: Config, world: str) -> dict[str, str]:
+    """Return the keys of a recipe, and those of the run's world with their defaults."""
+    keys = dict(_flat(recipe.model_dump(mode="json")))
+    try:
+        changed = override(recipe, {"world.name": world})
+    except ConfigError:
+        return keys
+    return dict(_flat(changed.model_dump(mode="json"))) | keys
 
 
 def recipe_name(run: RunData) -> str:

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from tensordict import TensorDict
@@ -13,7 +13,7 @@ from tensordict import TensorDict
 from holdfast import ranks
 from holdfast.errors import ContractError
 from holdfast.policies import LSTMWrapper
-from holdfast.policies.distributions import distribution_for, require_fit
+from holdfast.policies.distributions import Gaussian, distribution_for, pink_draws_for, require_fit
 from holdfast.rollout.bootstrap import bootstrap_value, has_truncated, truncation_values
 from holdfast.rollout.nan_checks import raise_non_finite_outputs
 from holdfast.rollout.segments import POLICY_INPUTS, BurnIn, Segments, policy_batch, policy_td, segment_end_values
@@ -118,11 +118,12 @@ class Collector:
         seed: int,
         burn_in: int = 0,
         trim_tokens: bool = True,
+        action_noise: Literal["white", "pink"] = "white",
         on_step: Callable[[Step, slice | Tensor], None] | None = None,
     ) -> None:
         self.world, self.policy = checked(world), policy
         self.length, self.horizon, self.seed, self.burn_in = length, horizon, seed, burn_in
-        self._on_step = on_step
+        self._on_step, self._action_noise = on_step, action_noise
         has_long_obs = bool(world.spec.features) and world.spec.obs_shape[0] > tokens.SHORTEST
         self._trim_tokens = trim_tokens and policy.accepts_trimmed_obs and has_long_obs
         self._actions = distribution_for(world.spec)
@@ -153,7 +154,10 @@ class Collector:
         recorders = [EntryStateRecorder(self._state, *sizes, at) for at in offsets]
         clock = torch.arange(self._clock, self._clock + self.length, device=self._agent.device)
         agent_ids = self._agent + ranks.rank() * self.world.agents
-        self._draws = self.policy.actions.draws_for(self.seed, agent_ids[:, None], clock)
+        actions = self.policy.actions
+        is_pink = self._action_noise == "pink" and isinstance(actions, Gaussian)
+        draw = partial(pink_draws_for, actions) if is_pink else actions.draws_for
+        self._draws = draw(self.seed, agent_ids[:, None], clock)
         with self.policy.rounding_as_one_rank(self._rows_alone):
             for group in self._groups():
                 for recorder in recorders:
