@@ -154,9 +154,9 @@ class Collector:
         recorders = [EntryStateRecorder(self._state, *sizes, at) for at in offsets]
         clock = torch.arange(self._clock, self._clock + self.length, device=self._agent.device)
         agent_ids = self._agent + ranks.rank() * self.world.agents
-        actions = self.policy.actions
-        is_pink = self._action_noise == "pink" and isinstance(actions, Gaussian)
-        draw = partial(pink_draws_for, actions) if is_pink else actions.draws_for
+        actions, draw = self.policy.actions, self.policy.actions.draws_for
+        if self._action_noise == "pink" and isinstance(actions, Gaussian):
+            draw = partial(pink_draws_for, actions)
         self._draws = draw(self.seed, agent_ids[:, None], clock)
         with self.policy.rounding_as_one_rank(self._rows_alone):
             for group in self._groups():
