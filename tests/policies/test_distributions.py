@@ -161,8 +161,8 @@ def test_pink_noise_is_normal_and_correlated_over_time():
     assert float(normal.std()) == pytest.approx(1, abs=0.02)
     assert float((normal[..., 0] * normal[..., 1]).mean()) == pytest.approx(0, abs=0.02)
     for distance in (1, 4, 16, 32):
-        kept = sum(max(0.0, 1 - distance / 2**octave) for octave in range(OCTAVES)) / OCTAVES
-        assert float((normal[:, distance:] * normal[:, :-distance]).mean()) == pytest.approx(kept, abs=0.02)
+        expected = sum(max(0.0, 1 - distance / 2**octave) for octave in range(OCTAVES)) / OCTAVES
+        assert float((normal[:, distance:] * normal[:, :-distance]).mean()) == pytest.approx(expected, abs=0.02)
 
 
 def test_pink_noise_is_a_function_of_seed_agent_and_clock():
