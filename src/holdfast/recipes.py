@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from holdfast.config import worlds
 from holdfast.config.recipe_file import is_recipe_file, read_recipe_file
@@ -47,6 +48,7 @@ def _run(
     learning_rate_end: float = 1e-4,
     eval_episodes: int = 2000,
     normalize_reward: bool = False,
+    action_noise: Literal["white", "pink"] = "white",
 ) -> Config:
     """An update after every `segments` segments; learning rate and entropy bonus decay linearly."""
     batch_size = world.agents * horizon * segments
@@ -63,6 +65,7 @@ def _run(
             update_epochs=update_epochs,
             eval_episodes=eval_episodes,
             normalize_reward=normalize_reward,
+            action_noise=action_noise,
             optimizer=OptimizerConfig(learning_rate=learning_rate),
             ppo=ppo,
         ),
@@ -175,6 +178,8 @@ def general() -> Config:
         segments=2,
         eval_episodes=100,
         normalize_reward=True,
+        # With white noise MountainCarContinuous never finds its goal.
+        action_noise="pink",
     )
 
 

@@ -23,6 +23,7 @@ STREAM_RESUMED = 7
 STREAM_PROBE = 9
 STREAM_RESTARTED = 10
 STREAM_RANK = 11
+STREAM_OCTAVE = 12
 
 Words = TypeVar("Words", Tensor, NDArray[np.int64])
 

@@ -193,6 +193,8 @@ def test_unwritable_runs_dir_names_the_key_to_set(tmp_path, capsys, below):
 def test_unknown_verb_suggests_one(capsys):
     assert main(["trian"]) == 2
     assert capsys.readouterr().err == "holdfast: There is no verb 'trian'; did you mean train?\n"
+    assert main(["--versoin"]) == 2
+    assert "did you mean --version?" in capsys.readouterr().err
     assert main(["zzz"]) == 2
     assert "choose from train, eval, check, export" in capsys.readouterr().err
 

@@ -25,6 +25,7 @@ KEYS = {
     "policy.normalize_obs": True,
     "policy.normalize_value": True,
     "trainer.normalize_reward": True,
+    "trainer.action_noise": "pink",
     "trainer.bptt_horizon": 8,
     "trainer.batch_size": 64,
     "trainer.minibatch_size": 32,

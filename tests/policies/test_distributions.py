@@ -10,7 +10,15 @@ from torch import distributions
 from holdfast import rng
 from holdfast.errors import ContractError
 from holdfast.policies import distribution_for
-from holdfast.policies.distributions import Categorical, Gaussian, MultiCategorical, require_fit, sample
+from holdfast.policies.distributions import (
+    OCTAVES,
+    Categorical,
+    Gaussian,
+    MultiCategorical,
+    pink_draws_for,
+    require_fit,
+    sample,
+)
 from holdfast.worlds import WorldSpec
 
 SHAPES = st.tuples(st.sampled_from("cmg"), st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple))
@@ -140,6 +148,28 @@ def test_draws_for_counts_by_clock():
         assert kind.draws_for(3, agent, 7).equal(torch.stack(expected, dim=1))
     draws = torch.stack([Gaussian(3).draws_for(0, agent, clock) for clock in range(50)])
     assert len(draws.unique()) == draws.numel()
+
+
+def test_pink_noise_is_normal_and_correlated_over_time():
+    """A sum of octaves: at a distance of d steps, 1 - d / 2^k of octave k are still the same number."""
+    kind, clock = Gaussian(2), torch.arange(2**9)
+    uniform = pink_draws_for(kind, 0, torch.arange(500)[:, None], clock)
+    assert uniform.dtype == torch.float32
+    assert 0 <= float(uniform.min()) < 1e-4 < 1 - 1e-4 < float(uniform.max()) < 1
+    normal = kind.sample(torch.zeros(*uniform.shape[:2], 4), uniform)
+    assert float(normal.mean()) == pytest.approx(0, abs=0.02)
+    assert float(normal.std()) == pytest.approx(1, abs=0.02)
+    assert float((normal[..., 0] * normal[..., 1]).mean()) == pytest.approx(0, abs=0.02)
+    for distance in (1, 4, 16, 32):
+        expected = sum(max(0.0, 1 - distance / 2**octave) for octave in range(OCTAVES)) / OCTAVES
+        assert float((normal[:, distance:] * normal[:, :-distance]).mean()) == pytest.approx(expected, abs=0.02)
+
+
+def test_pink_noise_is_a_function_of_seed_agent_and_clock():
+    kind, agent, clock = Gaussian(3), torch.arange(5)[:, None], torch.arange(40)
+    uniform = pink_draws_for(kind, 3, agent, clock)
+    assert uniform[2:, 7:9].equal(pink_draws_for(kind, 3, agent[2:], clock[7:9]))
+    assert not uniform.equal(pink_draws_for(kind, 4, agent, clock))
 
 
 def test_greedy_is_the_mode():

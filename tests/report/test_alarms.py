@@ -127,6 +127,14 @@ def test_a_return_that_does_not_rise_is_named_at_half_of_the_run():
     assert alarms_of(lambda iteration: {"charts/episodic_return": 20.0}, best) == {}
 
 
+def test_a_box_is_told_of_noise_that_explores_further():
+    text = "type trainer.action_noise=pink, or give it more steps"
+    white = ON | {"trainer.action_noise": "white"}
+    assert text in alarms_of(stuck(), **white)["return"][1]
+    assert "type trainer.ppo.ent_coef=0.01, or" in alarms_of(stuck(), RECALL, **white)["return"][1]
+    assert "type trainer.ppo.ent_coef=0.01, or" in alarms_of(stuck(), **ON)["return"][1]
+
+
 def test_a_run_without_ends_is_named():
     steps = override(find_recipe("general"), KEYS).rollout_length
     raised = alarms_of(lambda iteration: {"charts/episodes": 0, "charts/episodic_return": None})

@@ -18,10 +18,13 @@ from PIL import Image
 from helpers.law_results import make_reach
 from helpers.report_runs import Page, data_of, line, write_run
 from helpers.small_replays import small_replay
+from holdfast.config.run import override
 from holdfast.errors import ConfigError
+from holdfast.recipes import find_recipe
 from holdfast.report import report_page as report_page_module
 from holdfast.report.frames import webp
 from holdfast.report.policy_measurements import PolicyMeasurements
+from holdfast.report.recipe_difference import recipe_difference
 from holdfast.report.report_page import MAX_BYTES, report_page, write_report
 from holdfast.report.run_data import read_run
 from holdfast.report.theme import RED
@@ -40,6 +43,14 @@ HOSTILE = ["</script><script>alert(1)</script>", '<img src=x onerror="alert(1)">
 
 def page_of(*folders, measured=MEASURED):
     return report_page([read_run(folder) for folder in folders], [measured] * len(folders))
+
+
+def test_keys_of_a_world_without_a_recipe_are_compared_with_their_defaults(tmp_path):
+    config = override(find_recipe("general"), {"world": "gym:CartPole-v1", "world.frame_stack": 4, "seed": 3})
+    (tmp_path / "config.json").write_text(config.model_dump_json())
+    (tmp_path / "command.txt").write_text("command: holdfast train world=gym:CartPole-v1 world.frame_stack=4 seed=3\n")
+    rows = [["seed", "0", "3"], ["world.frame_stack", "1", "4"]]
+    assert recipe_difference([read_run(tmp_path)]) == ("general", rows)
 
 
 def lead_of(page, section):

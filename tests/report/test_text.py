@@ -128,6 +128,7 @@ def test_config_difference_lists_changed_keys():
     rows = [line.split(maxsplit=2) for line in screen.file.getvalue().splitlines()]
     assert [row[0] for row in rows] == ["key", "seed", "world.delay"]
     assert [cell.strip() for cell in rows[2]] == ["world.delay", "8", "(2, 9)"]
+    assert config_difference(RECIPE, override(RECIPE, {"run": "x", "runs_dir": "y"})) is None
 
 
 def test_lookup_of_a_dotted_key():

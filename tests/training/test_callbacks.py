@@ -119,11 +119,12 @@ def test_an_exception_ends_the_run_saved_and_says_where(tmp_path):
     ("act", "message"),
     [
         (lambda iteration: iteration.set("trainer.ppo.entcoef", 1), "not a number that is read .* did you mean"),
-        (lambda iteration: iteration.set("trainer.batch_size", 1), "not a number that is read in every iteration"),
+        (lambda iteration: iteration.set("trainer.batch_size", 1), "read in every iteration; choose from trainer"),
         (lambda iteration: iteration.set("lr", 1), "; did you mean trainer.optimizer.learning_rate[?] [(]"),
         (lambda iteration: iteration.set("n_epochs", 1), "; choose from trainer"),
         (lambda iteration: iteration.set(RATE, -1), "learning_rate=-1.0: input should be greater than or equal to 0"),
         (lambda iteration: iteration.set(RATE, None), "learning_rate=None: float"),
+        (lambda iteration: iteration.set(RATE, "fast"), "learning_rate=fast: could not convert"),
         (lambda iteration: iteration.value("trainer.ppo.entcoef"), "not a number that is read .* did you mean"),
         (lambda iteration: iteration.log("x", float("nan")), "custom/x is nan; log finite numbers"),
     ],

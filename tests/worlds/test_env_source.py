@@ -134,5 +134,8 @@ def test_an_environment_in_the_place_of_a_world_says_what_to_type():
     policy = holdfast.make_policy("fast", holdfast.make_world(env))
     with pytest.raises(holdfast.ContractError, match=r"is no world; write holdfast.make_world\(env\)"):
         holdfast.evaluate(policy, env, episodes=1)
-    with pytest.raises(ConfigError, match="is no world"):
-        holdfast.make_policy("fast", env)
+    for not_a_world in (env, "CartPole-v1"):
+        with pytest.raises(ConfigError, match=r"is no world; write holdfast\.make_policy"):
+            holdfast.make_policy("fast", not_a_world)
+        with pytest.raises(ConfigError, match=r"is no world; write holdfast\.check"):
+            holdfast.check(policy, not_a_world)

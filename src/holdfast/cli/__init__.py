@@ -82,5 +82,9 @@ def _dispatch(args: list[str]) -> int:
         return OK
     if args[0] in VERBS:
         return getattr(import_module(f"holdfast.cli.{args[0]}"), f"run_{args[0]}")(args[1:])
-    hint = did_you_mean(args[0], VERBS, f"choose from {', '.join(VERBS)}; see holdfast --help.")
+    hint = did_you_mean(
+        args[0],
+        ("--help", "--version") if args[0].startswith("-") else VERBS,
+        f"choose from {', '.join(VERBS)}; see holdfast --help.",
+    )
     raise ConfigError(f"There is no verb {args[0]!r}; {hint}")

@@ -133,6 +133,10 @@ class TrainerConfig(ConfigBase):
     normalize_reward: bool = Field(
         default=False, description="divide rewards by the running deviation of discounted returns; scores stay raw"
     )
+    action_noise: Literal["white", "pink"] = Field(
+        default="white",
+        description="noise of a Box's actions in rollouts: white, or pink: correlated over time, reaches further",
+    )
     refresh: Literal["once", "epoch"] = Field(
         default="once", description="compute advantages once per update, or before each epoch"
     )
@@ -192,7 +196,9 @@ SCHEDULED = tuple(
 def require_scheduled(key: str) -> None:
     """Require the key of a number that is read in every iteration."""
     if key not in SCHEDULED:
-        hint = key_hint(key, SCHEDULED, f"choose from {', '.join(SCHEDULED)}.")
+        everything = f"choose from {', '.join(SCHEDULED)}."
+        # A key that exists is not misspelt.
+        hint = everything if key in keys_of(TrainerConfig, "trainer.") else key_hint(key, SCHEDULED, everything)
         raise ConfigError(f"{key} is not a number that is read in every iteration; {hint}")
 
 

@@ -43,6 +43,8 @@ LOG_STD_RANGE = (-5.0, 10.0)
 """Below e^-5, float32 rounds a mean by more of a standard deviation than the law of replay allows."""
 NEAREST_TO_ONE = 1 - 2.0**-24
 """Where a normal sample is cut off: 5.4 standard deviations from its mean."""
+OCTAVES = 6
+"""Parts of pink noise; the slowest changes every 32 steps."""
 
 
 class ActionDistribution(ABC):
@@ -249,6 +251,22 @@ class Gaussian(ActionDistribution):
     def greedy(self, params: Params) -> Float[Tensor, "*batch k"]:
         """Return the means."""
         return params.chunk(2, -1)[0]
+
+
+def pink_draws_for(
+    actions: Gaussian, seed: int, agent: Int[Tensor, "..."], clock: Int[Tensor, "..."]
+) -> Float[Tensor, "..."]:
+    """Draw as `draws_for` does, but so that the normal samples of an agent are pink noise: correlated over time.
+
+    A sample is the sum of `OCTAVES` ones that are held for 1, 2, 4, ... steps, scaled to variance 1 (Voss and
+    McCartney). Each is uniform as others are, and a function of (seed, agent, clock).
+    """
+    total = torch.zeros((), dtype=torch.float64, device=agent.device)
+    for octave in range(OCTAVES):
+        octave_seed = rng.derive_seed(seed, rng.STREAM_OCTAVE, octave)
+        uniform = actions.draws_for(octave_seed, agent, clock >> octave).double()
+        total = total + torch.special.ndtri(uniform + 2.0**-25)
+    return torch.special.ndtr(total / math.sqrt(OCTAVES)).float().clamp(max=NEAREST_TO_ONE)
 
 
 def distribution_for(spec: WorldSpec) -> ActionDistribution:

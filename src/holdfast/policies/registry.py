@@ -65,7 +65,7 @@ def make_policy(
     observations (`normalize_obs`) and of returns (`normalize_value`) are part of the policy's weights.
     """
     build = find_policy("fast" if name == "auto" else name)
-    spec = world if isinstance(world, WorldSpec) else world.spec
+    spec = world if isinstance(world, WorldSpec) else getattr(world, "spec", None)
     if not isinstance(spec, WorldSpec):
         raise ConfigError(f"{world!r} is no world; write holdfast.make_policy(..., holdfast.make_world(env)).")
     signature = inspect.signature(build)

@@ -126,12 +126,14 @@ class LearningAlarms:
         if iteration < max(LEAST_ITERATIONS, SHARE * config.iterations) or self._has_risen(unknown=True):
             return
         first, now = fmean(self._first), fmean(self._recent)
-        entropy = f"trainer.ppo.ent_coef={max(0.01, 2 * config.trainer.ppo.ent_coef):g}"
+        explore = f"trainer.ppo.ent_coef={max(0.01, 2 * config.trainer.ppo.ent_coef):g}"
+        if self._box_size and config.trainer.action_noise == "white":
+            explore = "trainer.action_noise=pink"
         yield (
             "return",
             f"the return does not rise: {short_number(first, 3)} in the first iterations, {short_number(now, 3)} at "
             f"iteration {iteration:,} of {config.iterations:,}. If more is possible, type "
-            f"{' '.join(self._normalization) or entropy}, or give it more steps (trainer.total_timesteps).",
+            f"{' '.join(self._normalization) or explore}, or give it more steps (trainer.total_timesteps).",
         )
         if since and explained is not None:
             fix = f"{REWARD}, or " if REWARD in self._normalization else ""

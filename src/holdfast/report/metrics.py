@@ -159,7 +159,10 @@ def alarms(metrics: Metrics, alarm_at: float = REPLAY_ALARM) -> Iterator[tuple[s
         )
     norm = metrics.get("losses/grad_norm")
     if norm is not None and norm == 0:
-        yield ("gradient", "the gradient norm is exactly 0: nothing is learned. Look for a detached loss.")
+        yield (
+            "gradient",
+            "the gradient norm is exactly 0: nothing is learned. Look for rewards that are all 0, or a detached loss.",
+        )
     elif norm is not None and norm > GRADIENT_ALARM:
         yield (
             "gradient",

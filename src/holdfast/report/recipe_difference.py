@@ -5,14 +5,11 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from holdfast.config.run import all_keys
-from holdfast.config.world_names import FAMILIES, world_prefix
+from holdfast.config.run import Config, override
 from holdfast.errors import ConfigError
-from holdfast.recipes import RECIPES, find_recipe, recipe_for
+from holdfast.recipes import ELSEWHERE, RECIPES, find_recipe, recipe_for
 from holdfast.report.run_data import RunData
-
-IGNORED = ("run", "runs_dir", "report")
-"""Keys that say where a run lies, not what it trains."""
+from holdfast.report.text import WHERE
 
 
 def recipe_difference(runs: Sequence[RunData]) -> tuple[str | None, list[list[str]]]:
@@ -22,14 +19,15 @@ def recipe_difference(runs: Sequence[RunData]) -> tuple[str | None, list[list[st
     """
     name = recipe_name(runs[0])
     try:
-        recipe = find_recipe(name).model_dump(mode="json")
+        recipe = find_recipe(name)
     except ConfigError:
         return None, []
     if not all(isinstance(run.config, dict) for run in runs):
         return None, []
-    # The world of the recipe may have other keys.
-    columns = [_world_defaults(runs[0]) | dict(_flat(recipe)), *(dict(_flat(run.config)) for run in runs)]
-    keys = [key for key in dict.fromkeys(key for column in columns for key in column) if key not in IGNORED]
+    columns = [_in_world(recipe, runs[0].text("world", "name")), *(dict(_flat(run.config)) for run in runs)]
+    # `general` has no world of its own.
+    ignored = {*WHERE, "report", *(["world.name"] if name == ELSEWHERE else [])}
+    keys = [key for key in dict.fromkeys(key for column in columns for key in column) if key not in ignored]
     rows = [[key, *(column.get(key, "-") for column in columns)] for key in keys]
     return name, [row for row in rows if len(set(row[1:])) > 1 and not _of_another_world(row)]
 
@@ -38,16 +36,14 @@ def _of_another_world(row: Sequence[str]) -> bool:
     return row[0].startswith("world.") and all(value == "-" for value in row[2:])
 
 
-def _world_defaults(run: RunData) -> dict[str, str]:
-    """Return the defaults of the world's keys; of a user's class none, as that would import it."""
-    world = run.text("world", "name")
-    if world not in FAMILIES and world_prefix(world) is None:
-        return {}
+def _in_world(recipe: Config, world: str) -> dict[str, str]:
+    """Return the keys of a recipe, and those of the run's world with their defaults."""
+    keys = dict(_flat(recipe.model_dump(mode="json")))
     try:
-        keys = all_keys(world)
+        changed = override(recipe, {"world.name": world})
     except ConfigError:
-        return {}
-    return dict(_flat({key: field.get_default() for key, field in keys.items() if key.startswith("world.")}))
+        return keys
+    return dict(_flat(changed.model_dump(mode="json"))) | keys
 
 
 def recipe_name(run: RunData) -> str:

@@ -16,6 +16,8 @@ from holdfast.evaluation.score import Score
 from holdfast.worlds import WorldSpec
 
 BARS = "▁▂▃▄▅▆▇█"
+WHERE = ("run", "runs_dir")
+"""Keys that say where a run lies, not what it trains."""
 MAX_POINTS = 256
 """Points of a curve; at twice as many, pairs are averaged."""
 
@@ -83,12 +85,14 @@ def title_of(config: Config, name: str, policy: nn.Module, device: torch.device)
     }
 
 
-def config_difference(recipe: Config, config: Config) -> Table | None:
-    """Return a table of the keys that differ from the recipe; None: no key does."""
+def config_difference(recipe: Config, config: Config, ignored: Sequence[str] = WHERE) -> Table | None:
+    """Return a table of the keys that differ from the recipe, but for some; None: no key does."""
     columns = [Column(name, overflow="fold") for name in ("key", "recipe", "this run")]
     table = Table(*columns, box=None, padding=(0, 2, 0, 0))
     recipe_keys = all_keys(recipe.world.name)
     for key, field in all_keys(config.world.name).items():
+        if key in ignored:
+            continue
         # The recipe's world may not have this key.
         old = lookup(recipe, key) if key in recipe_keys else field.get_default()
         new = lookup(config, key)

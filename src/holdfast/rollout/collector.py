@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from tensordict import TensorDict
@@ -13,7 +13,7 @@ from holdfast import cuda_graphs, ranks
 from holdfast.cuda_graphs import OverwrittenError, is_recording
 from holdfast.errors import ContractError
 from holdfast.policies import LSTMWrapper
-from holdfast.policies.distributions import distribution_for, require_fit
+from holdfast.policies.distributions import Gaussian, distribution_for, pink_draws_for, require_fit
 from holdfast.policies.recurrent_policy import PolicyBatch
 from holdfast.recorded_call import RecordedCall
 from holdfast.rollout.agent_groups import AgentGroup, EntryStateRecorder, StepAudit, async_groups
@@ -71,12 +71,13 @@ class Collector:
         seed: int,
         burn_in: int = 0,
         trim_tokens: bool = True,
+        action_noise: Literal["white", "pink"] = "white",
         audit: StepAudit | None = None,
         graphs: Callable[[str], None] | None = None,
     ) -> None:
         self.world, self.policy = checked(world), policy
         self.length, self.horizon, self.seed, self.burn_in = length, horizon, seed, burn_in
-        self.audit = audit
+        self.audit, self._action_noise = audit, action_noise
         has_long_obs = bool(world.spec.features) and world.spec.obs_shape[0] > tokens.SHORTEST
         self._trim_tokens = trim_tokens and policy.accepts_trimmed_obs and has_long_obs
         self._actions = distribution_for(world.spec)
@@ -113,7 +114,10 @@ class Collector:
         """Collect one rollout with fixed weights."""
         clock = torch.arange(self._clock, self._clock + self.length, device=self._agent.device)
         agent_ids = self._agent + ranks.rank() * self.world.agents
-        self.draws = self.policy.actions.draws_for(self.seed, agent_ids[:, None], clock)
+        actions, draw = self.policy.actions, self.policy.actions.draws_for
+        if self._action_noise == "pink" and isinstance(actions, Gaussian):
+            draw = partial(pink_draws_for, actions)
+        self.draws = draw(self.seed, agent_ids[:, None], clock)
         if self._recorded is not None and self._recorded.is_ready():
             return self._finish(version, *self._recorded.collect(self.draws))
         recorders = self.entry_recorders()

@@ -10,9 +10,9 @@ from holdfast import ranks
 from holdfast.checkpoint.run_dir import RunDir
 from holdfast.config.run import Config
 from holdfast.policies import PolicyLike
-from holdfast.recipes import find_recipe
+from holdfast.recipes import ELSEWHERE, find_recipe
 from holdfast.report.console import RunConsole
-from holdfast.report.text import config_difference
+from holdfast.report.text import WHERE, config_difference
 from holdfast.worlds.env_source import EnvLike
 from holdfast.worlds.gym.wrappers import name_of
 
@@ -58,7 +58,9 @@ def print_banner(console: RunConsole, config: Config, folder: RunDir, recipe: st
         f"{config.iterations} iteration{'s' if config.iterations > 1 else ''} of "
         f"{config.trainer.batch_size:,} steps · seed {config.seed}{f' · recipe {recipe}' if recipe else ''}"
     )
-    difference = config_difference(find_recipe(recipe), config) if recipe else None
+    # `general` has no world of its own.
+    ignored = (*WHERE, "world.name") if recipe == ELSEWHERE else WHERE
+    difference = config_difference(find_recipe(recipe), config, ignored) if recipe else None
     if difference is not None:
         console.print(difference)
     for warning in filter(None, warnings):

@@ -73,6 +73,7 @@ class Trainer:
             seed=config.seed,
             burn_in=trainer.burn_in if trainer.stale == "burn_in" else 0,
             trim_tokens=all(teacher.policy.accepts_trimmed_obs for teacher in teachers),
+            action_noise=trainer.action_noise,
             audit=self._monitor.resets,
             graphs=graphs,
         )
@@ -97,9 +98,12 @@ class Trainer:
         """
         try:
             number = float(value)
-            with_number(self._config.trainer, key, number)
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"{key}={value}: {error}" if isinstance(error, TypeError) else str(error)) from None
+            raise ConfigError(f"{key}={value}: {error}") from None
+        try:
+            with_number(self._config.trainer, key, number)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
         self._numbers[key] = number
 
     def unset(self, keys: Iterable[str]) -> None:

@@ -106,6 +106,41 @@ def test_error_names_the_reason_for_each_layout():
         holdfast.check(Refuses(5, 3))
 
 
+class KeepsItsState(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell, self.head, self.state = nn.GRUCell(4, 8), nn.Linear(8, 3), None
+
+    def forward(self, x):
+        self.state = self.cell(x, self.state)
+        return self.head(self.state)
+
+
+def act_with_state(module, obs, state, first):
+    module.state = torch.where(first[:, None], 0.0, state)
+    return module(obs), module.state
+
+
+def replay_with_state(module, obs, actions, state, first):
+    outputs = []
+    for t in range(obs.shape[1]):
+        y, state = act_with_state(module, obs[:, t], state, first[:, t])
+        outputs.append(y)
+    return torch.stack(outputs, 1)
+
+
+def test_a_module_that_keeps_its_state_is_told_to_use_functions():
+    with pytest.raises(ContractError, match=r"not \(y, state\).*on self is checked by .*adapters.Functions\.$"):
+        holdfast.check(KeepsItsState())
+    functions = {
+        "initial": lambda module, rows: torch.zeros(rows, 8, dtype=module.head.weight.dtype),
+        "act": act_with_state,
+        "replay": replay_with_state,
+    }
+    laws = holdfast.check(Functions(KeepsItsState(), **functions))
+    assert laws.ok, str(laws)
+
+
 def test_adapt_refuses_what_no_adapter_fits():
     with pytest.raises(ConfigError, match=r"not dict.*holdfast.check.adapters.Functions"):
         holdfast.check({})

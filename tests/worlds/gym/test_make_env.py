@@ -174,8 +174,8 @@ def fall(*args):
         (lambda obs, *rest: (None, *rest), r"observation is \[\] object; its space is Box"),
         (lambda obs, *rest: (obs.astype(complex), *rest), "observation is .2. complex128; its space is Box"),
         (lambda obs, *rest: ([[1, 2], [3]], *rest), "observation has rows of several lengths"),
-        (lambda obs, reward, *rest: (obs, None, *rest), r"step\(\) failed with TypeError: float"),
-        (lambda obs, *rest: (obs, 1.0), r"step\(\) failed with ValueError: not enough values"),
+        (lambda obs, reward, *rest: (obs, None, *rest), r"step\(\) failed with TypeError: reward is None; it must be"),
+        (lambda obs, *rest: (obs, 1.0), r"step\(\) failed with TypeError: it returned 2 values, not observation, rew"),
     ],
 )
 @pytest.mark.parametrize("mode", MODES)
@@ -190,6 +190,15 @@ def test_env_errors_name_agent_and_step(mode, wrong, message):
         world.step(torch.zeros(2, dtype=torch.long))
     assert caught.value.__cause__ is not None
     assert "\n" not in str(caught.value)
+
+
+def test_a_reset_without_info_is_named():
+    class Old(Counting):
+        def reset(self, *, seed=None, options=None):
+            return super().reset(seed=seed, options=options)[0]
+
+    with pytest.raises(ContractError, match=r"TypeError: it returned one ndarray, not observation, info"):
+        GymWorld(2, env=Old).reset()
 
 
 def test_errors_in_reset_and_in_the_final_obs_name_the_agent():

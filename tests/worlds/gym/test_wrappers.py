@@ -85,9 +85,9 @@ def test_seeded_episodes_of_envs_with_a_generator_of_their_own_resume(wrappers):
 @pytest.mark.parametrize(
     ("wrapper", "message"),
     [
-        ("Scaled", r"missing a required argument: 'factor'; write Scaled\(factor, \*, offset=0\)\.$"),
-        ("Scaled(3, ofset=1)", r"'ofset'; write Scaled\(factor, \*, offset=0\)\. did you mean offset\?"),
-        ("Scaled(1, 2)", r"too many positional arguments; write Scaled\(factor, \*, offset=0\)\.$"),
+        ("Scaled", r"missing a required argument: 'factor'; write test_wrappers:Scaled\(factor, \*, offset=0\)\.$"),
+        ("Scaled(3, ofset=1)", r"'ofset'; did you mean offset\? Write test_wrappers:Scaled\(factor, \*, offset=0\)\.$"),
+        ("Scaled(1, 2)", r"too many positional arguments; write test_wrappers:Scaled\(factor, \*, offset=0\)\.$"),
         ("Scaled(3", "'.' was never closed"),
         ("Scalde(3)", "has no class Scalde; did you mean .*:Scaled"),
         ("Unsigned(3)", "cannot be wrapped in test_wrappers:Unsigned.3.: ZeroDivisionError"),

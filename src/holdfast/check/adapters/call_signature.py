@@ -147,6 +147,10 @@ def _role(name: str) -> Role | None:
     return "first" if words & FIRST_WORDS else None
 
 
+NO_STATE = ", not (y, state)"
+"""How the error of a module that returns no state ends."""
+
+
 def split_result(result: Any, *, state_first: bool) -> tuple[Any, Any]:
     """Split what a module returned into outputs and state."""
     if isinstance(result, dict):
@@ -154,7 +158,7 @@ def split_result(result: Any, *, state_first: bool) -> tuple[Any, Any]:
         if len(keys) == 1:
             return {key: leaf for key, leaf in result.items() if key != keys[0]}, result[keys[0]]
     if not isinstance(result, tuple | list) or len(result) < 2:
-        raise ContractError(f"it returned {type(result).__name__}, not (y, state)")
+        raise ContractError(f"it returned {type(result).__name__}{NO_STATE}")
     outputs, state = (result[1:], result[0]) if state_first else (result[:-1], result[-1])
     return (outputs[0] if len(outputs) == 1 else tuple(outputs)), state
 

@@ -19,6 +19,7 @@ from holdfast.check.adapters.base import Outputs, PolicyAdapter, RolloutAndRepla
 from holdfast.check.adapters.generic import random_box
 from holdfast.check.compare import State
 from holdfast.check.script import Script, StepBatch
+from holdfast.errors import ConfigError
 from holdfast.evaluation.evaluate import evaluate
 from holdfast.learn import Learner, replay
 from holdfast.memory import MultiCell
@@ -144,6 +145,8 @@ class HoldfastPolicy(PolicyAdapter):
     def make(cls, policy: Any, world: World | None, **options: Any) -> PolicyAdapter:
         """Build the policy if it is a name, in `recall` if no world is given."""
         world = world or make_world("recall", agents=1)
+        if not isinstance(getattr(world, "spec", None), WorldSpec):
+            raise ConfigError(f"{world!r} is no world; write holdfast.check(policy, holdfast.make_world(env)).")
         policy = make_policy(policy, world, seed=0) if isinstance(policy, str) else policy
         return cls(policy, **{"spec": world.spec, **options})
 

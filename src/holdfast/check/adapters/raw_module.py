@@ -10,7 +10,13 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from holdfast.check.adapters.base import Outputs, PolicyAdapter
-from holdfast.check.adapters.call_signature import CallSignature, flag_values, initial_from_method, split_result
+from holdfast.check.adapters.call_signature import (
+    NO_STATE,
+    CallSignature,
+    flag_values,
+    initial_from_method,
+    split_result,
+)
 from holdfast.check.adapters.generic import ObsShape, named_outputs, random_obs
 from holdfast.check.compare import RowAxes, State, register_dataclasses, state_leaves, with_leaves
 from holdfast.check.script import StepBatch
@@ -21,6 +27,15 @@ from holdfast.types import Tensor
 Layout = Literal["time first", "batch first", "step"]
 """What `x` is: `[T,B,...]`, `[B,T,...]` or `[B,...]`."""
 SHAPES = {"time first": "[T,B,...]", "batch first": "[B,T,...]", "step": "[B,...]"}
+
+CALL_HINT = (
+    " Give the observation shape by obs=, or its initial state: holdfast.check.adapters.RawModule(module, "
+    "initial=lambda module, rows: ...)."
+)
+STATE_HINT = (
+    " Take and return its state: def forward(self, x, state, first): ... return y, state. A module that keeps it on "
+    "self is checked by functions that set and read it: holdfast.check.adapters.Functions."
+)
 
 
 class RawModule(PolicyAdapter):
@@ -198,14 +213,11 @@ class RawModule(PolicyAdapter):
         """Explain why no layout works; once, if the reason is the same everywhere."""
         name, reasons = type(self.module).__name__, list(dict.fromkeys(errors.values()))
         third = f", with None as initial state and {self._signature.flag_name}" if self.sees_first else ""
-        if len(reasons) == 1:
-            return ContractError(f"{name} cannot be called as (x, state) -> (y, state){third}: {reasons[0]}.")
         details = "; ".join(f"x {shape}: {reason}" for shape, reason in errors.items())
-        return ContractError(
-            f"{name} cannot be called as (x, state) -> (y, state){third}: {details}. Give the observation "
-            "shape by obs=, or its initial state: holdfast.check.adapters.RawModule(module, initial=lambda "
-            "module, rows: ...)."
-        )
+        details, hint = (reasons[0], "") if len(reasons) == 1 else (details, CALL_HINT)
+        if any(reason.endswith(NO_STATE) for reason in reasons):
+            hint = STATE_HINT
+        return ContractError(f"{name} cannot be called as (x, state) -> (y, state){third}: {details}.{hint}")
 
     def _weight(self) -> Tensor:
         return next((leaf for leaf in self.module.parameters() if leaf.is_floating_point()), torch.zeros(1))

@@ -52,6 +52,22 @@ def as_flag(name: str, value: Any) -> bool:
     raise TypeError(f"{name} is {value!r}; it must be True or False")
 
 
+def _items(result: Any, *names: str) -> Any:
+    """Return what `reset` or `step` returned, if it has as many items; the API of Gym had others."""
+    if isinstance(result, tuple) and len(result) == len(names):
+        return result
+    what = f"{len(result)} values" if isinstance(result, tuple) else f"one {type(result).__name__}"
+    raise TypeError(f"it returned {what}, not {', '.join(names)}")
+
+
+def _reward(value: Any) -> float:
+    """Return a reward as a float."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"reward is {value!r}; it must be a number") from None
+
+
 def count_reasons(reasons: Sequence[str], unit: str) -> str:
     """List the distinct reasons for new episodes, each with its count; empty ones are left out."""
     counts = Counter(filter(None, reasons))
@@ -209,7 +225,8 @@ class AgentEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._reset_pending = False
         self._log.begin(seed)
         try:
-            self.obs, _ = self.env.reset(seed=seed, options=options or None)
+            result = self.env.reset(seed=seed, options=options or None)
+            self.obs, _ = _items(result, "observation", "info")
         except Exception as error:
             raise EnvError(f"reset() failed with {located_error_text(error)}", self.agent) from error
         self._log.add_step(self.obs)
@@ -221,9 +238,10 @@ class AgentEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             return self.reset()[0], 0.0, False, False, {}
         self._log.add_action(action)
         try:
-            self.obs, reward, terminated, truncated, _ = self.env.step(action)
+            result = _items(self.env.step(action), "observation", "reward", "terminated", "truncated", "info")
+            self.obs, reward, terminated, truncated, _ = result
             ended = as_flag("terminated", terminated), as_flag("truncated", truncated)
-            reward = float(reward)
+            reward = _reward(reward)
         except Exception as error:
             raise EnvError(f"step() failed with {located_error_text(error)}", self.agent) from error
         self._log.add_step(self.obs, reward, ended)

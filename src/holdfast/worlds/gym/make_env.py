@@ -89,9 +89,9 @@ def _registered(env_id: str, name: str, prefix: str, alternatives: Sequence[str]
         namespace = _namespace(env_id)
         near = [registered for registered in map(str, gymnasium.registry) if _namespace(registered) == namespace]
         guess = did_you_mean(env_id, [*near, *alternatives], "")
-        hint = guess.replace("mean ", f"mean gym:{prefix}") + " " if guess else ""
+        hint = guess.replace("mean ", f"mean gym:{prefix}") + " Otherwise write" if guess else "write"
         raise ConfigError(
-            f"gym:{name} is not registered; {hint}write package:ID for an id that a package registers, "
+            f"gym:{name} is not registered; {hint} package:ID for an id that a package registers, "
             "package.module:Class for a class."
         ) from error
 

@@ -63,8 +63,8 @@ def _require_arguments(text: str, call: WrapperCall, wrapper: Callable[..., Any]
     except TypeError as error:
         unknown = next((key for key in call.kwargs if key not in signature.parameters), None)
         hint = "" if unknown is None else did_you_mean(unknown, signature.parameters, "")
-        name = call.name.rpartition(":")[2]
-        raise ConfigError(f"{KEY}{text}: {one_line(error)}; write {name}{_own(signature)}. {hint}".rstrip()) from None
+        write = f"{hint} Write" if hint else "write"
+        raise ConfigError(f"{KEY}{text}: {one_line(error)}; {write} {call.name}{_own(signature)}.") from None
 
 
 def _own(signature: inspect.Signature) -> str:
