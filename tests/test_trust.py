@@ -1,8 +1,12 @@
 """Code that a file names is not imported without trust: not from the Hub, and locally from installed packages only."""
 
+import base64
 import json
 import os
+import pickle
 import sys
+import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +21,8 @@ from holdfast.checkpoint.format import TrainingSnapshot, policy_manifest, write_
 from holdfast.checkpoint.run_dir import create_run_dir
 from holdfast.cli import main
 from holdfast.config.run import Config, PolicyConfig, override, read_config
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, TrustError
+from holdfast.sweep.settings import new_settings, write_settings
 from holdfast.trust import NameSource, names_from
 from holdfast.worlds import closing_world, make_world
 from holdfast.worlds.gym import GymWorld
@@ -339,3 +344,93 @@ def test_newest_checkpoint_of_a_run_is_checked():
     write_checkpoint(run.checkpoints, snapshot, {"config.json": json.dumps(CONFIGS["subprocess:Popen"]).encode()}, {})
     with pytest.raises(ConfigError, match=r"000001 names code .*: subprocess:Popen"):
         holdfast.load(run.path, trust_code=False)
+
+
+KEYS = ["recall", *(f"{key}={value}" for key, value in LEAST.items() if key != "run")]
+NAMES = ["policy=stranger:Policy", "world=stranger:World", "policy.memory=stranger:Cell"]
+
+
+def refused(words, capsys):
+    """The error of a command that is refused, or the text of the part of it that is."""
+    assert main(words) != 0
+    # In a table the text is wrapped.
+    output = " ".join("".join(capsys.readouterr()).split())
+    assert "names code that would be imported and run: stranger:" in output
+    return output
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_recipe_file_that_names_code_is_rejected(name, capsys):
+    key, _, value = name.partition("=")
+    Path("theirs.yaml").write_text(f"{key}: {value}\n")
+    for words in (["train", "theirs.yaml"], ["sweep", "theirs.yaml", "--space", "trainer.ppo.gamma=0.8,0.9"]):
+        if words[0] == "train" or not name.startswith("policy"):
+            assert "holdfast: theirs.yaml names code" in refused(words, capsys)
+    with pytest.raises(TrustError, match=r"theirs\.yaml names code"):
+        holdfast.train("theirs.yaml")
+
+
+def test_recipe_file_that_names_a_graph_with_code_is_rejected(capsys):
+    Path("graph.yaml").write_text(GRAPH)
+    Path("theirs.yaml").write_text("agent: graph.yaml\n")
+    assert "stranger:Eye" in refused(["train", "theirs.yaml"], capsys)
+
+
+def test_recipe_file_is_imported_if_it_is_trusted():
+    Path("trusted_recipe_code.py").write_text("from pathlib import Path\nPath('imported').touch()\n")
+    Path("mine.yaml").write_text("policy: trusted_recipe_code:Mine\n")
+    with pytest.raises(ConfigError, match="has no class Mine"):
+        holdfast.train("mine.yaml", {"runs_dir": "."}, trust_code=True)
+    assert Path("imported").exists()
+
+
+@pytest.mark.parametrize("name", NAMES[:2])
+def test_seeds_of_another_author_import_nothing(name, monkeypatch, capsys):
+    """Also not in the processes of the seeds."""
+    monkeypatch.setenv("PYTHONPATH", f"{Path(holdfast.__file__).parents[1]}:{Path.cwd()}")
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    Path("theirs").mkdir()
+    plan = {"arguments": [*KEYS, name], "seeds": [0], "unit": "cpu_seconds", "results": {}}
+    Path("theirs/seeds.json").write_text(json.dumps(plan))
+    refused(["train", "--resume", "theirs"], capsys)
+
+
+SWEEP_KEYS = dict(pair.split("=") for pair in KEYS[1:])
+
+
+@pytest.mark.parametrize("name", [pytest.param(NAMES[0], marks=pytest.mark.slow), NAMES[1]])
+def test_sweep_of_another_author_imports_nothing(name, monkeypatch, capsys):
+    pytest.importorskip("optuna")
+    monkeypatch.setenv("PYTHONPATH", f"{Path(holdfast.__file__).parents[1]}:{Path.cwd()}")
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    from holdfast.sweep.trials import SETTINGS, TrialStore
+
+    key, _, value = name.partition("=")
+    Path("theirs").mkdir()
+    settings = new_settings("recall", SWEEP_KEYS, ("trainer.ppo.gamma=0.8,0.9",), trials=1)
+    store = TrialStore("sqlite:///theirs/study.db", "theirs")
+    store.create(settings)
+    store.open()
+    settings = replace(settings, keys={**settings.keys, key: value})
+    store.study.set_user_attr(SETTINGS, settings.to_json())
+    write_settings(Path("theirs"), settings, "theirs", "")
+    refused(["sweep", "--resume", "theirs"], capsys)
+
+
+@pytest.mark.parametrize("name", ["model.zip", "./model.zip", "folder/model.zip"])
+def test_zip_of_sb3_is_not_unpickled_by_check(name, capsys):
+    """A bare name looks like a module that does not exist."""
+    Path("folder").mkdir()
+    with zipfile.ZipFile(name, "w") as archive:
+        entry = base64.b64encode(pickle.dumps(Touches())).decode()
+        archive.writestr("data", json.dumps({"policy_class": {":type:": "x", ":serialized:": entry}}))
+        archive.writestr("policy.pth", b"")
+    assert main(["check", name]) == 2
+    assert "holds pickles, which run code when they are loaded" in capsys.readouterr().err
+
+
+class Touches:
+    """What its pickle runs leaves a file."""
+
+    def __reduce__(self):
+        return Path.touch, (Path("PWNED"),)

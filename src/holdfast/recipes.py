@@ -1,6 +1,7 @@
 """Recipes: functions that return the config of a complete run."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -10,7 +11,8 @@ from holdfast.config.recipe_file import is_recipe_file, read_recipe_file
 from holdfast.config.run import Config, PolicyConfig, override
 from holdfast.config.trainer import OptimizerConfig, PPOConfig, Schedule, TrainerConfig
 from holdfast.config.world_names import FAMILIES, GYM_ID
-from holdfast.errors import ConfigError, did_you_mean
+from holdfast.errors import ConfigError, TrustError, did_you_mean
+from holdfast.trust import names_from
 
 DEFAULT = "recall"
 ELSEWHERE = "general"
@@ -254,10 +256,16 @@ def recipe_for(world: str | None) -> str:
 
 def recipe_and_keys(name: str) -> tuple[str, dict[str, str]]:
     """Return the recipe that a recipe file changes, by default that of its world, and the keys that it changes."""
-    recipe, keys = read_recipe_file(Path(name))
+    with names_of_recipe(name):
+        recipe, keys = read_recipe_file(Path(name))
     if recipe is not None and is_recipe_file(recipe):
         raise ConfigError(f"{name}: recipe: {recipe} is a file too; name one of {', '.join(RECIPES)}.")
     return recipe or recipe_for(keys.get("world", keys.get("world.name"))), keys
+
+
+def names_of_recipe(name: str | None) -> AbstractContextManager[None]:
+    """Take names of modules from a recipe file, which its user need not have written; from a recipe, as typed."""
+    return names_from(Path(name)) if name is not None and is_recipe_file(name) else nullcontext()
 
 
 def find_recipe(name: str) -> Config:
@@ -265,7 +273,10 @@ def find_recipe(name: str) -> Config:
     if is_recipe_file(name):
         recipe, keys = recipe_and_keys(name)
         try:
-            return override(find_recipe(recipe), keys)
+            with names_of_recipe(name):
+                return override(find_recipe(recipe), keys)
+        except TrustError:
+            raise
         except ConfigError as error:
             raise ConfigError(f"{name}: {error}") from None
     if name not in RECIPES:

@@ -90,6 +90,15 @@ def require_trust_to_call(name: str, obj: Any) -> None:
         )
 
 
+def require_trust_to_unpickle(file: Path) -> None:
+    """Raise for a file whose pickles run code, unless its author is trusted; to type its name is not enough."""
+    if not _source.get().trust_code:
+        raise TrustError(
+            f"{file} holds pickles, which run code when they are loaded. If you trust its author, pass --trust-code; "
+            "in Python, trust_code=True."
+        )
+
+
 def require_trust_in(options: Any) -> None:
     """Check every `module:name` in the options of an environment, which may import it."""
     if _source.get().origin is None or _source.get().trust_code:

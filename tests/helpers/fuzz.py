@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 
 import holdfast
+from helpers import fuzz_files
 from helpers.forked import in_child
 from helpers.mutations import mutate
 from helpers.report_runs import Page
@@ -30,7 +31,7 @@ OUTCOMES = {
     "equal": "the result of the intact run",
     "refused": "one line of error",
     "reported": "another result, with a message",
-    "signed": "another result, of a file whose checksum is right",
+    "signed": "another result, of a file whose checksum is right, or that has none",
     "silent": "another result without a message",
     "raw": "an exception that is no error of ours",
     "hang": "no end",
@@ -62,6 +63,7 @@ def make_run(folder):
     teacher = holdfast.train("recall", {**keys, "run": "teacher", "trainer.total_timesteps": 64})
     run = holdfast.train("recall", {**keys, "run": "x", "trainer.teachers": str(teacher.folder)})
     save(run.folder, holdfast.load(run.folder))
+    fuzz_files.make_files(run.folder)
     return run.folder
 
 
@@ -70,6 +72,7 @@ def make_gym_run(folder):
     keys = {key: value for key, value in TINY.items() if key != "world.delay"}
     run = holdfast.train(None, {**keys, **SHORT, **GYM, "runs_dir": str(folder), "run": "gym"})
     save(run.folder, holdfast.load(run.folder))
+    fuzz_files.make_files(run.folder)
     return run.folder
 
 
@@ -170,6 +173,7 @@ VERBS = {
     "resume": (resume, 5),
     "export": (export, 0.2),
     "report": (report, 0.2),
+    **{name: (verb, share) for name, (verb, share, _) in fuzz_files.VERBS.items()},
 }
 """Verbs and their shares of the cases."""
 MESSAGES = ("damage", "missing", "differ", "lacks", "not used", "cannot be read", "no such", "unreadable")
@@ -183,7 +187,10 @@ def in_copy(verb, folder):
 
 def choose_file(folder, verb, generator):
     """Choose a file that the verb may read."""
-    if verb == "load_hub":
+    files = fuzz_files.files_of(folder, verb)
+    if files is not None:
+        pass
+    elif verb == "load_hub":
         files = [file for file in (folder / "hub").iterdir() if file.suffix != ".md"]
     elif verb == "restore_memory":
         files = [folder / "memory.safetensors"]
@@ -191,7 +198,8 @@ def choose_file(folder, verb, generator):
         files = [folder / REPLAY]
     else:
         newest = list((folder / "checkpoints" / "latest").resolve().iterdir())
-        others = [file for file in folder.rglob("*") if file.is_file() and "hub" not in file.parts]
+        apart = {"hub", fuzz_files.MORE}
+        others = [file for file in folder.rglob("*") if file.is_file() and apart.isdisjoint(file.parts)]
         files = generator.choice([newest, newest, others])
     return generator.choice(sorted(files))
 
@@ -226,6 +234,7 @@ def fuzz(folders, count, seed, verbs=None):
             change = mutate(file, generator)
             # What is packed again has a right checksum.
             signed = change == "change_packed_json" or (generator.random() < 0.5 and sign_again(file))
+            signed = signed or fuzz_files.MORE in file.parts
             outcome, result, text = in_child(in_copy, verb, copy)
             if (Path(temporary) / "executed").exists():
                 outcome = "executed"

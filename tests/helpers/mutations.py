@@ -1,10 +1,15 @@
 """Random mutations of one file: its bytes, its JSON tree, or the header of its tensors."""
 
+import contextlib
 import gzip
+import io
 import json
 import pickle
 import random
+import sqlite3
 import struct
+import tempfile
+import zipfile
 from pathlib import Path
 
 NUMBERS = (0, 1, -1, 7, 2**31, 2**63, -(2**63), 10**30, 0.5, 1e308, -0.0, float("nan"), float("inf"))
@@ -40,6 +45,10 @@ def mutate(file: Path, generator: random.Random) -> str:
         choices += [_change_json] * 7
     if file.suffix == ".safetensors":
         choices += [_change_header] * 5 + [_change_tree] * 4 + [_change_numbers] * 2
+    if file.suffix in (".zip", ".pt"):
+        choices += [_change_archive] * 14
+    if file.suffix == ".db":
+        choices += [_change_table] * 28
     if file.suffix == ".gz":
         choices += [_change_packed_json] * 7
     if file.suffix in (".yaml", ".txt"):
@@ -47,7 +56,7 @@ def mutate(file: Path, generator: random.Random) -> str:
     change = generator.choice(choices)
     try:
         data = change(data, generator)
-    except (ValueError, KeyError, IndexError):
+    except (ValueError, KeyError, IndexError, sqlite3.Error):
         # Not of the form that this change needs.
         change, data = _flip, _flip(data, generator)
     file.write_bytes(data)
@@ -110,6 +119,49 @@ def _change_json(data, generator):
 
 def _change_packed_json(data, generator):
     return gzip.compress(json.dumps(_changed(json.loads(gzip.decompress(data)), generator)).encode(), mtime=0)
+
+
+def _change_archive(data, generator):
+    """Change one entry of a zip, whose checksums are right again."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        entries = {name: archive.read(name) for name in archive.namelist()}
+    name = generator.choice(sorted(entries))
+    if generator.random() < 0.1:
+        del entries[name]
+    elif entries[name][:1] == b"{":
+        entries[name] = _change_json(entries[name], generator)
+    elif entries[name][:2] == b"PK":
+        entries[name] = _change_archive(entries[name], generator)
+    else:
+        entries[name] = generator.choice([_flip, _flip, _flip, _insert, _truncate, _zero])(entries[name], generator)
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        for name, entry in entries.items():
+            archive.writestr(name, entry)
+    return stream.getvalue()
+
+
+def _change_table(data, generator):
+    """Change one value of a row in a SQLite database, or remove the row."""
+    with tempfile.NamedTemporaryFile() as file:
+        Path(file.name).write_bytes(data)
+        with contextlib.closing(sqlite3.connect(file.name)) as database:
+            names = [row[0] for row in database.execute("SELECT name FROM sqlite_master WHERE type='table'")]
+            rows = [(name, *row) for name in names for row in database.execute(f'SELECT rowid FROM "{name}"')]
+            name, row = generator.choice(rows)
+            columns = [column[1] for column in database.execute(f'PRAGMA table_info("{name}")')]
+            column = generator.choice(columns)
+            ((value,),) = database.execute(f'SELECT "{column}" FROM "{name}" WHERE rowid=?', (row,))
+            if isinstance(value, str) and value[:1] in "{[" and generator.random() < 0.8:
+                value = json.dumps(_changed(json.loads(value), generator))
+            else:
+                value = generator.choice([*TEXTS, None, 0, 1, -1, 7, 2**31, 2**62, 0.5, 1e308, "null", "[]", "{}"])
+            if generator.random() < 0.1:
+                database.execute(f'DELETE FROM "{name}" WHERE rowid=?', (row,))
+            else:
+                database.execute(f'UPDATE OR REPLACE "{name}" SET "{column}"=? WHERE rowid=?', (value, row))
+            database.commit()
+        return Path(file.name).read_bytes()
 
 
 def _changed(tree, generator):

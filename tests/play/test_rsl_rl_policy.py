@@ -1,5 +1,7 @@
 """Actors of rsl_rl, played and exported; `make slow` installs the library for the comparison with its own."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -140,4 +142,47 @@ def test_errors_say_what_is_wrong(tmp_path):
         holdfast.load(f"rsl_rl:{file}")
     torch.save({"actor_state_dict": holdfast.Step}, file)
     with pytest.raises(ConfigError, match="not a file of tensors"):
+        holdfast.load(f"rsl_rl:{file}")
+
+
+WRONG = {
+    "not a number": ("mlp.0.weight", torch.full((6, 8), torch.nan), "not finite, in mlp.0.weight"),
+    "infinite deviation": ("distribution.std_param", torch.full((2,), torch.inf), "not finite, in distribution"),
+    "negative deviation": ("obs_normalizer._std", torch.full((1, 3), -0.01), "no standard deviations"),
+    "normalization of another size": ("obs_normalizer._mean", torch.zeros(1, 7), "do not fit together"),
+    "deviations of other actions": ("distribution.std_param", torch.ones(5), "do not fit together"),
+    "a matrix of deviations": ("distribution.std_param", torch.ones(2, 2), "do not fit together"),
+    "a name that is no text": (3, torch.ones(1), "3 of the actor is not a dense tensor"),
+    "sparse": ("mlp.0.weight", torch.ones(6, 8).to_sparse(), "not a dense tensor of real numbers"),
+    "complex": ("mlp.0.weight", torch.ones(6, 8, dtype=torch.complex64), "not a dense tensor of real numbers"),
+    "more numbers than the file": ("mlp.0.weight", torch.ones(1).expand(300_000, 8), "the file has fewer numbers"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_impossible_weights_are_one_line(name, tmp_path):
+    key, leaf, message = WRONG[name]
+    actor, file = checkpoint(tmp_path, normalized=True)
+    torch.save({"actor_state_dict": actor | {key: leaf}}, file)
+    with pytest.raises(ConfigError, match=message):
+        holdfast.load(f"rsl_rl:{file}?activation=elu")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 20_000, "actor: {when: 2020-13-45}", f"actor: {{n: {'9' * 5000}}}", "? [a]\n: b", "a: &a [*a]", "\xff"],
+)
+def test_configuration_that_cannot_be_read_is_none(text, tmp_path):
+    _, file = checkpoint(tmp_path)
+    (tmp_path / "params").mkdir()
+    (tmp_path / "params" / "agent.yaml").write_bytes(text.encode("latin-1"))
+    with pytest.warns(UserWarning, match="taken to be elu"):
+        holdfast.load(f"rsl_rl:{file}")
+
+
+def test_pipe_in_place_of_the_configuration_is_not_read(tmp_path):
+    _, file = checkpoint(tmp_path)
+    (tmp_path / "params").mkdir()
+    os.mkfifo(tmp_path / "params" / "agent.yaml")
+    with pytest.warns(UserWarning, match="taken to be elu"):
         holdfast.load(f"rsl_rl:{file}")

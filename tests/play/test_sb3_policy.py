@@ -20,6 +20,7 @@ from stable_baselines3.common.preprocessing import preprocess_obs  # noqa: E402
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor  # noqa: E402
 from stable_baselines3.common.vec_env import DummyVecEnv  # noqa: E402
 
+from holdfast.play import sb3_policy  # noqa: E402
 from holdfast.play.sb3_policy import _preparation, _preprocessed  # noqa: E402
 
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -270,4 +271,37 @@ def test_errors_say_what_is_wrong(tmp_path, capsys):
     plain = sb3_contrib.TRPO("MlpPolicy", "CartPole-v1", device="cpu")
     plain.save(file)
     with pytest.raises((ConfigError, TrustError), match=r"policies.ActorCriticPolicy|has no LSTM"):
+        holdfast.load(f"sb3:{file}")
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        {"policy_kwargs": {"lstm_hidden_size": 200_000}},
+        {"policy_kwargs": {"n_lstm_layers": 10**7}},
+        {"policy_kwargs": {"net_arch": [10**6, 10**6]}},
+        {"policy_kwargs": {"features_extractor_kwargs": {"features_dim": 10**9}}},
+    ],
+)
+def test_sizes_that_the_weights_do_not_have_are_refused_before_they_are_built(entries, tmp_path):
+    _, file = save_model(tmp_path, steps=0)
+    rewrite(file, **entries)
+    with pytest.raises(ConfigError, match=r"policy_kwargs has the size [\d,]+, but the weights have at most 64"):
+        holdfast.load(f"sb3:{file}")
+
+
+def test_weights_that_are_not_finite_are_refused(tmp_path):
+    model, file = save_model(tmp_path, steps=0)
+    with torch.no_grad():
+        model.policy.value_net.bias.fill_(torch.nan)
+    model.save(file)
+    for trust_code in (None, True):
+        with pytest.raises(ConfigError, match=r"not finite, in value_net\.bias"):
+            holdfast.load(f"sb3:{file}", trust_code=trust_code)
+
+
+def test_entry_that_unpacks_to_gigabytes_is_not_read(tmp_path, monkeypatch):
+    _, file = save_model(tmp_path, steps=0)
+    monkeypatch.setitem(sb3_policy.LARGEST, "data", 100)
+    with pytest.raises(ConfigError, match="data unpacks to more than 100 bytes"):
         holdfast.load(f"sb3:{file}")

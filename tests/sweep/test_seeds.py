@@ -19,7 +19,8 @@ PLAN = SeedsPlan(["recall", "seed=1"], [0, 1, 2, 3, 4], CPU)
 
 
 def result(score, **changes):
-    fields = {"finished": True, "return": score, "return_memory_cleared": 0.25, "steps": 5000, CPU: 12.0, "error": ""}
+    fields = {"finished": True, "return": score, "return_memory_cleared": 0.25, CPU: 12.0, "error": ""}
+    fields |= {"training_return": 0.5, "steps": 5000}
     return fields | changes
 
 
@@ -67,6 +68,30 @@ def test_a_damaged_file_is_named(tmp_path):
         (tmp_path / "seeds.json").write_text(text)
         with pytest.raises(ConfigError, match=r"seeds\.json is damaged"):
             read_plan(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"arguments": [1]},
+        {"seeds": [0, 0]},
+        {"seeds": [-1]},
+        {"seeds": ["0"]},
+        {"unit": "euros"},
+        {"results": {"0": {}}},
+        {"results": {"0": {**RESULTS[0], "finished": 1}}},
+        {"results": {"0": {**RESULTS[0], "return": "9"}}},
+        {"results": {"0": {**RESULTS[0], "return": float("nan")}}},
+        {"results": {"0": {**RESULTS[0], "error": None}}},
+    ],
+)
+def test_values_that_no_run_writes_are_refused(change, tmp_path):
+    write_results(tmp_path, PLAN, RESULTS)
+    assert read_plan(tmp_path) == (PLAN, RESULTS)
+    values = json.loads((tmp_path / "seeds.json").read_text())
+    (tmp_path / "seeds.json").write_text(json.dumps(values | change))
+    with pytest.raises(ConfigError, match=r"seeds\.json is damaged"):
+        read_plan(tmp_path)
 
 
 def test_the_report_is_of_the_finished_seeds(tmp_path, monkeypatch):

@@ -1,8 +1,10 @@
 """The trials of a study: each is claimed once, released, failed and tried again once."""
 
 import copy
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from datetime import datetime, timedelta
 
 import optuna
@@ -188,6 +190,50 @@ def test_a_storage_that_cannot_be_opened_is_one_line(url):
         TrialStore(url, "x")
     assert url in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        'UPDATE trial_params SET distribution_json=\'{"name": "CategoricalDistribution", "attributes": {}}\'',
+        "UPDATE trials SET datetime_start=7",
+        "UPDATE trial_user_attributes SET value_json='\"x\"' WHERE key='index'",
+        "UPDATE trial_user_attributes SET value_json='null' WHERE key='score'",
+        "UPDATE trial_user_attributes SET value_json='\"m:x\"' WHERE key='worker'",
+        "UPDATE trial_user_attributes SET value_json='[]' WHERE key='attempt'",
+        "UPDATE study_user_attributes SET value_json='{}' WHERE key='settings'",
+        """UPDATE study_user_attributes SET value_json=replace(value_json, '"pruner": "', '"pruner": "x')""",
+        """UPDATE study_user_attributes SET value_json=replace(value_json, '"trials": 4', '"trials": -4')""",
+        "DELETE FROM studies",
+    ],
+)
+def test_a_damaged_storage_is_one_line(change, url, store):
+    trial = store.claim("m:1")
+    suggest(store, trial)
+    store.finish(trial, {"score": 0.5, "cost": 1.0})
+    with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as database:
+        assert database.execute(change).rowcount
+        database.commit()
+    with pytest.raises(ConfigError, match="The storage of the sweep x cannot be read: ") as refused:
+        read_all(TrialStore(url, "x"))
+    assert "\n" not in str(refused.value)
+
+
+def read_all(store):
+    store.create(settings(), exists=True)
+    store.open()
+    return store.all()
+
+
+def test_a_study_that_is_lost_is_not_created_again(url):
+    with pytest.raises(ConfigError, match="cannot be read"):
+        TrialStore(url, "x").create(settings(), exists=True)
+
+
+@pytest.mark.parametrize("name", ["trials", "seeds"])
+def test_more_trials_than_a_sweep_can_have_are_refused(name):
+    with pytest.raises(ConfigError, match=f"--{name} 1000000000: give at most 10,000"):
+        settings(**{name: 10**9})
 
 
 def test_passwords_are_not_shown():

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from test_tensor_world import SHORT, TRUNCATING
 
 from helpers.gym_envs import MODES, TERMINATED, TRUNCATED, Counting, Sampling
+from helpers.recorded_graph import RecordedWorld, capture_on_cpu
 from holdfast import rng
 from holdfast.config.worlds import WORLD_CONFIGS
 from holdfast.errors import ContractError
@@ -943,12 +944,17 @@ def test_cuda_graph_restore_keeps_read_only_tensors_in_place():
     assert torch.equal(one._cue, other._cue)
 
 
-@pytest.mark.gpu
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("name", sorted(WORLD_CONFIGS))
 @pytest.mark.parametrize("recorded", [False, True])
-def test_restore_with_and_without_cuda_graph(name, recorded):
-    one, other = (checked(make_world(name, agents=48, device="cuda", **SHORT[name])) for _ in range(2))
-    actions = [each.cuda() for each in some_actions(one, 40)]
+def test_restore_with_and_without_cuda_graph(name, recorded, device, monkeypatch):
+    """On the CPU the operations of the capture are recorded and run again."""
+    one, other = (make_world(name, agents=48, device=device, **SHORT[name]) for _ in range(2))
+    if device == "cpu":
+        capture_on_cpu(monkeypatch)
+        one, other = RecordedWorld(one), RecordedWorld(other)
+    one, other = checked(one), checked(other)
+    actions = [each.to(device) for each in some_actions(one, 40)]
     pending = one.reset()
     for action in actions[:17]:
         pending = one.step(action)

@@ -1,10 +1,13 @@
 """The contract of a step, on all built-in worlds."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from helpers.oracles import ORACLES
 from helpers.play_world import ALL, FLAGS, anything, live, returns_of, stacked
+from helpers.recorded_graph import RecordedWorld, capture_on_cpu
 from holdfast.config.worlds import WORLD_CONFIGS
 from holdfast.errors import ConfigError, ContractError
 from holdfast.worlds import World, make_world
@@ -242,25 +245,68 @@ def test_invalid_world_option_errors_say_what_to_type(name, options, message):
         make_world(name, **{"agents": 24, **options})
 
 
-@pytest.mark.gpu
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("name", WORLD_CONFIGS)
 @pytest.mark.parametrize("truncate", [False, True])
-def test_cuda_graph_equals_eager(name, truncate):
+def test_cuda_graph_equals_eager(name, truncate, device, monkeypatch):
+    """On the CPU the operations of the capture are recorded and run again."""
     options = {"truncate": True} if truncate else {}
     if truncate and name in ("tmaze", "forage"):
         options = {}
     here = make_world(name, agents=48, seed=3, **options)
-    there = make_world(name, agents=48, seed=3, device="cuda", **options)
+    there = make_world(name, agents=48, seed=3, device=device, **options)
+    if device == "cpu":
+        capture_on_cpu(monkeypatch)
+        there = RecordedWorld(there)
     dice = torch.Generator().manual_seed(0)
     for _ in range(2):
         eager, recorded, pairs = here.reset(), there.reset(), []
-        for _ in range(120):
+        for _ in range(120 if device == "cuda" else 15):
             for key in (*ALL, *(["last_obs"] if eager.last_obs is not None else [])):
                 assert torch.equal(getattr(eager, key), getattr(recorded, key).cpu()), key
             pairs.append((eager, recorded))
             actions = torch.randint(len(here.spec.action_names), (48,), generator=dice)
-            eager, recorded = here.step(actions), there.step(actions.cuda())
+            eager, recorded = here.step(actions), there.step(actions.to(device))
         # Later steps do not overwrite earlier ones.
         for one, other in pairs:
             assert torch.equal(one.obs, other.obs.cpu())
             assert torch.equal(one.reward, other.reward.cpu())
+
+
+class ReadsOnTheHost(type(make_world("recall", agents=2))):
+    """A world that waits for the device in its step."""
+
+    def _transition(self, actions):
+        outcome = super()._transition(actions)
+        if outcome.ended.any():
+            self._clock += 1
+        return outcome
+
+
+class ForgetsState(type(make_world("recall", agents=2))):
+    """A world whose state is no tensor, which a replay does not change."""
+
+    count = 0
+
+    def _transition(self, actions):
+        self.count += 1
+        outcome = super()._transition(actions)
+        return replace(outcome, reward=outcome.reward + self.count)
+
+
+def test_world_that_reads_on_the_host_cannot_be_captured(monkeypatch):
+    capture_on_cpu(monkeypatch)
+    world = RecordedWorld(ReadsOnTheHost(4))
+    world.reset()
+    with pytest.raises(RuntimeError, match="not permitted when stream is capturing: _local_scalar_dense"):
+        world.step(torch.zeros(4).long())
+
+
+def test_state_that_is_no_tensor_is_not_replayed(monkeypatch):
+    capture_on_cpu(monkeypatch)
+    world, eager = RecordedWorld(ForgetsState(4)), ForgetsState(4)
+    for each in (world, eager):
+        each.reset()
+    actions = torch.zeros(4).long()
+    rewards = [[each.step(actions).reward.tolist() for _ in range(3)] for each in (world, eager)]
+    assert rewards[0] != rewards[1]

@@ -53,10 +53,10 @@ def find_target(
             return adapt(policy, world)
     if target.endswith((".yaml", ".yml")) and not target.startswith("component:"):
         target = f"component:{target}"
-    if path.is_dir() or ("/" in target and ":" not in target):
-        find_run(target)
     if target.endswith(".zip"):
         return adapt(load_recurrent_ppo(path), **options)
+    if path.is_dir() or ("/" in target and ":" not in target):
+        find_run(target)
     return find_policy(target, keys or {}, options)
 
 

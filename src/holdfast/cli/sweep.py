@@ -3,13 +3,16 @@
 import argparse
 import shlex
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 from holdfast.cli.arguments import Parser, add_trust_code, count, parse_overrides
+from holdfast.config.recipe_file import is_recipe_file
 from holdfast.errors import ConfigError
 from holdfast.recipes import recipe_for
 from holdfast.sweep.settings import OBJECTIVES, PRUNERS, SWEEP, SweepSettings, new_settings, read_settings
+from holdfast.trust import names_from, trusting
 
 TRIALS = 50
 USAGE = """holdfast sweep [RECIPE | FILE.yaml] --space KEY=RANGE [--space ...] [--trials N] [--seeds K]
@@ -31,6 +34,13 @@ def run_sweep(args: Sequence[str]) -> int:
     """Run or continue a sweep, and print its best trial."""
     options, rest = _parser().parse_known_args(args)
     recipe, keys = parse_overrides(rest)
+    # What a file names is not typed: that of a sweep, or a recipe.
+    file = options.resume if options.resume else recipe if recipe is not None and is_recipe_file(recipe) else None
+    with trusting(options.trust_code), nullcontext() if file is None else names_from(Path(file)):
+        return _run_sweep(options, recipe, keys)
+
+
+def _run_sweep(options: argparse.Namespace, recipe: str | None, keys: dict[str, str]) -> int:
     # Typos are answered before torch and Optuna are imported, which takes seconds.
     folder, study, storage, settings = (
         _resumed(options, recipe, keys) if options.resume else _new(options, recipe, keys)
@@ -39,9 +49,8 @@ def run_sweep(args: Sequence[str]) -> int:
     from holdfast.sweep.run_sweep import run_sweep as run
 
     place = SweepPlace(folder, study, storage)
-    trust_code = options.trust_code if options.resume else True
     try:
-        results = run(place, settings, workers=options.workers, log=_print, trust_code=trust_code)
+        results = run(place, settings, workers=options.workers, log=_print)
     except KeyboardInterrupt:
         _print(f"stopped; continue with: holdfast sweep --resume {shlex.quote(str(folder))}")
         return 1

@@ -17,6 +17,7 @@ from holdfast.config.run import override, require_ranks
 from holdfast.errors import ConfigError
 from holdfast.recipes import find_recipe, recipe_for
 from holdfast.report import SEEDS
+from holdfast.trust import current_source, names_from, trusting
 
 if TYPE_CHECKING:
     from holdfast.training.train import RunResult
@@ -30,8 +31,15 @@ def run_train(args: Sequence[str]) -> int:
     parser.add_argument("--ranks", type=count)
     parser.add_argument("--gpus", type=count)
     parser.add_argument("--max-restarts", type=int, default=0)
+    # Of `seeds=` alone: the folder whose seeds.json has the keys.
+    parser.add_argument("--names-from", type=Path)
     add_trust_code(parser)
     options, rest = parser.parse_known_args(args)
+    with trusting(options.trust_code), names_from(options.names_from or current_source()):
+        return _train(options, rest, shlex.join(["holdfast", "train", *args]))
+
+
+def _train(options: argparse.Namespace, rest: Sequence[str], command: str) -> int:
     recipe, overrides = parse_overrides([_expand_trace(arg) for arg in rest])
     if options.help:
         print_help(recipe, overrides.get("world", overrides.get("world.name")))
@@ -51,7 +59,6 @@ def run_train(args: Sequence[str]) -> int:
 
     keep_freed_memory()
     resume = next(iter(options.resume), None)
-    command = shlex.join(["holdfast", "train", *args])
     run = train(recipe, overrides, resume=resume, trust_code=options.trust_code, command=command)
     if os.environ.get("RANK", "0") == "0":
         _print_result(run)

@@ -55,7 +55,7 @@ def _print_usage(out: Console) -> None:
     out.print("agent=NAME is the same policy as a component graph; agent=FILE.yaml is your own graph.")
     out.print("schedule.KEY=KIND:END changes a value over the run, to END: linear, cosine, exponential,")
     out.print(f"logarithmic; constant: no schedule. --trace logs agent {TRACED}'s memory, --trace=N agent N's.")
-    out.print("--trust-code imports the code that a resumed run or a teacher names, not only installed packages.\n")
+    out.print("--trust-code imports what a resumed run, a recipe file or a teacher names, installed or not.\n")
 
 
 def _print_keys(out: Console, recipe: str, config: Config, sections: list[str]) -> None:

@@ -1,6 +1,7 @@
 """`holdfast train seeds=0..4`: train several seeds of one config."""
 
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,8 +10,10 @@ from rich.console import Console
 
 from holdfast.cli.arguments import parse_overrides
 from holdfast.config.run import Config, override
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, TrustError
 from holdfast.recipes import find_recipe, recipe_for
+from holdfast.report import SEEDS
+from holdfast.trust import names_from
 
 if TYPE_CHECKING:
     from holdfast.sweep.seed_results import Results
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
 PLACE = ("seeds", "run", "runs_dir")
 """Keys that are not those of a seed's run."""
 WIDTH = 120
+MOST = 10_000
+"""Most seeds of a range."""
 
 
 def train_many(recipe: str | None, keys: dict[str, str], group: Path | None, *, trust_code: bool) -> int:
@@ -40,8 +45,14 @@ def train_many(recipe: str | None, keys: dict[str, str], group: Path | None, *, 
         from holdfast.sweep.seed_results import read_plan
 
         plan, results = read_plan(group)
-        config = _config(*parse_overrides(plan.arguments), keys)
-        options = [*(f"{key}={value}" for key, value in keys.items()), *options]
+        with names_from(group):
+            try:
+                config = _config(*parse_overrides(plan.arguments), keys)
+            except TrustError:
+                raise
+            except ConfigError as error:
+                raise ConfigError(f"{group / SEEDS}: {error}") from None
+        options = [*(f"{key}={value}" for key, value in keys.items()), f"--names-from={group}", *options]
     from holdfast.sweep.seeds import train_seeds
 
     out = Console(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else WIDTH)
@@ -62,8 +73,10 @@ def _parse_seeds(text: str) -> list[int]:
             raise ConfigError(f"seeds={text}: write integers from 0 on, such as seeds=0..4 or seeds=0,3,7.")
         if dots and int(high) < int(low):
             raise ConfigError(f"seeds={text}: {low} is above {high}; write the smaller one first.")
+        if int(high or low) - int(low) >= MOST:
+            raise ConfigError(f"seeds={text}: give at most {MOST:,} seeds.")
         seeds += range(int(low), int(high or low) + 1)
-    double = [seed for seed in seeds if seeds.count(seed) > 1]
-    if double:
-        raise ConfigError(f"seeds={text}: seed {double[0]} is there twice; keep one.")
+    (seed, times), *_ = Counter(seeds).most_common(1)
+    if times > 1:
+        raise ConfigError(f"seeds={text}: seed {seed} is there twice; keep one.")
     return seeds

@@ -1,5 +1,6 @@
 """Names of models that other libraries trained: `sb3:model.zip`, `rsl_rl:model.pt?activation=elu`."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import parse_qsl
 
@@ -8,6 +9,7 @@ import torch
 from holdfast.checkpoint.run_dir import Log
 from holdfast.errors import ConfigError
 from holdfast.policies import FunctionalPolicy
+from holdfast.types import Tensor
 
 SB3, RSL_RL = "sb3:", "rsl_rl:"
 
@@ -20,6 +22,13 @@ def is_foreign(name: str | Path) -> bool:
 def foreign_file(name: str) -> Path:
     """Return the file of a model."""
     return Path(name.partition(":")[2].partition("?")[0])
+
+
+def require_finite(name: str, weights: Mapping[str, Tensor]) -> None:
+    """Raise for weights that are not finite, which would act all the same."""
+    for key, leaf in weights.items():
+        if not bool(leaf.isfinite().all()):
+            raise ConfigError(f"{name} has weights that are not finite, in {key}; use an earlier file.")
 
 
 def load_foreign(name: str, device: torch.device, log: Log, trust_code: bool) -> FunctionalPolicy:

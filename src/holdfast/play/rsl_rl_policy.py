@@ -12,10 +12,12 @@ from gymnasium import spaces
 from torch import nn
 
 from holdfast.checkpoint.run_dir import Log
+from holdfast.config.base import SafeLoader
 from holdfast.errors import ConfigError, did_you_mean, error_text
 from holdfast.memory import GRU, LSTM
 from holdfast.memory.cell import Mask
 from holdfast.memory.rnn import StackedRNN
+from holdfast.play.foreign import require_finite
 from holdfast.policies import FunctionalPolicy
 from holdfast.policies.distributions import distribution_for
 from holdfast.policies.recurrent_policy import PolicyOutput, PolicyStep
@@ -42,6 +44,8 @@ DEFAULT = "elu"
 EPSILON = 1e-2
 """What rsl_rl's normalization adds to standard deviations."""
 SMALLEST_STD = 1e-6
+LARGEST_CONFIG = 1 << 20
+"""Bytes of an `agent.yaml` that is read."""
 Weights = Mapping[str, Tensor]
 
 
@@ -108,6 +112,8 @@ def load_rsl_rl(file: Path, device: torch.device, log: Log, activation: str | No
         raise ConfigError(f"rsl_rl:{file}: activation={activation}: there is no such activation; {hint}")
     try:
         policy = RslRlPolicy(weights, ACTIVATIONS[activation.lower()])
+        first = torch.ones(1, dtype=torch.bool)
+        policy.unroll(torch.zeros(1, policy.input_size), first, policy.lstm.cell.initial(1))
     except (RuntimeError, KeyError, IndexError, ValueError) as error:
         raise ConfigError(f"rsl_rl:{file}: the weights do not fit together: {error_text(error)}") from error
     return policy.requires_grad_(False).eval().to(device)
@@ -126,14 +132,31 @@ def _read(file: Path) -> dict[str, Tensor]:
     if not isinstance(actor, Mapping) or not all(isinstance(leaf, Tensor) for leaf in actor.values()):
         keys = ", ".join(map(str, saved)) if isinstance(saved, Mapping) else type(saved).__name__
         raise ConfigError(f"rsl_rl:{file} has {keys}; a checkpoint of rsl-rl-lib 5 has actor_state_dict.")
+    for key, leaf in actor.items():
+        _require_numbers(f"rsl_rl:{file}", key, leaf)
+    require_finite(f"rsl_rl:{file}", actor)
+    if bool((actor.get("obs_normalizer._std", torch.zeros(1)) < 0).any()):
+        raise ConfigError(f"rsl_rl:{file}: obs_normalizer._std has negative numbers, which are no standard deviations.")
     return dict(actor)
+
+
+def _require_numbers(name: str, key: Any, leaf: Tensor) -> None:
+    """Require that a tensor has as many numbers in the file as its shape says, and is of a plain kind."""
+    if not isinstance(key, str) or leaf.layout != torch.strided or leaf.is_meta or leaf.is_complex():
+        raise ConfigError(f"{name}: {key!r} of the actor is not a dense tensor of real numbers.")
+    if leaf.numel() * leaf.element_size() > leaf.untyped_storage().nbytes():
+        raise ConfigError(f"{name}: {key} is {list(leaf.shape)}, but the file has fewer numbers.")
 
 
 def _configured_activation(file: Path) -> str | None:
     """Read the activation from `params/agent.yaml`, which Isaac Lab and mjlab write beside checkpoints."""
+    path = file.parent / "params" / "agent.yaml"
+    if not path.is_file() or path.stat().st_size > LARGEST_CONFIG:
+        return None
     try:
-        config: Any = yaml.safe_load((file.parent / "params" / "agent.yaml").read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        # A subclass of the safe loader, with limits.
+        config: Any = yaml.load(path.read_text(), Loader=SafeLoader)
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return None
     for key in ("actor", "policy"):
         part = config.get(key) if isinstance(config, Mapping) else None

@@ -5,7 +5,8 @@ import io
 import json
 import pickle
 import zipfile
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast, final
 
@@ -19,6 +20,7 @@ from holdfast.install import install_command
 from holdfast.memory import LSTM, MultiCell
 from holdfast.memory.cell import Cell, Mask
 from holdfast.memory.rnn import StackedRNN
+from holdfast.play.foreign import require_finite
 from holdfast.policies import FunctionalPolicy
 from holdfast.policies.distributions import distribution_for
 from holdfast.policies.recurrent_policy import PolicyOutput, PolicyStep
@@ -29,6 +31,10 @@ from holdfast.worlds.obs import Obs
 POLICIES = "sb3_contrib.common.recurrent.policies"
 ENTRIES = ("policy_class", "policy_kwargs", "observation_space", "action_space")
 """Entries of a zip's data that decide what the policy is; each may be a pickle."""
+LARGEST = {"data": 1 << 27, "policy.pth": 1 << 32}
+"""Bytes of the entries that are read, unpacked."""
+UNREADABLE = (OSError, EOFError, LookupError, ValueError, RuntimeError, zlib.error, zipfile.BadZipFile)
+"""What a damaged zip and its JSON raise."""
 ALLOWED = {
     POLICIES: ("RecurrentActorCriticPolicy", "RecurrentActorCriticCnnPolicy", "RecurrentMultiInputActorCriticPolicy"),
     "holdfast.integrations.sb3": ("MlpLstmPolicy", "CnnLstmPolicy", "MultiInputLstmPolicy"),
@@ -134,6 +140,7 @@ def load_sb3(file: Path, device: torch.device, trust_code: bool) -> SB3Policy:
     else:
         policy = _build(file, device)
     _require_support(file, policy)
+    require_finite(f"sb3:{file}", policy.state_dict())
     return SB3Policy(policy.to(device).requires_grad_(False).eval()).to(device)
 
 
@@ -141,9 +148,12 @@ def _build(file: Path, device: torch.device) -> Any:
     """Build the policy from a zip's JSON and weights; its pickles may name nothing but `ALLOWED`."""
     try:
         with zipfile.ZipFile(file) as archive:
+            for name, limit in LARGEST.items():
+                if archive.getinfo(name).file_size > limit:
+                    raise ValueError(f"{name} unpacks to more than {limit:,} bytes")
             data: Any = json.loads(archive.read("data"))
             weights = io.BytesIO(archive.read("policy.pth"))
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+    except UNREADABLE as error:
         raise ConfigError(f"sb3:{file} is not a zip that model.save wrote: {one_line(error)}") from error
     if not isinstance(data, Mapping) or not set(ENTRIES) <= set(data):
         raise ConfigError(f"sb3:{file} is not a zip that model.save wrote: its data lacks {', '.join(ENTRIES)}.")
@@ -156,12 +166,41 @@ def _build(file: Path, device: torch.device) -> Any:
     if data.get("use_sde"):
         raise ConfigError(f"sb3:{file}: models with use_sde=True draw noise from their features; they are not played.")
     try:
+        saved = torch.load(weights, map_location=device, weights_only=True)
+        _require_sizes(saved, entries)
         build: Any = kind
         policy = build(entries["observation_space"], entries["action_space"], lambda _: 0.0, use_sde=False, **options)
-        policy.load_state_dict(torch.load(weights, map_location=device, weights_only=True))
+        policy.load_state_dict(saved)
     except Exception as error:
         raise ConfigError(f"sb3:{file} cannot be loaded: {error_text(error)}") from error
     return policy
+
+
+def _require_sizes(weights: Mapping[str, Tensor], entries: Mapping[str, Any]) -> None:
+    """Refuse sizes larger than any of the weights, before something of that size is built."""
+    limit = max([len(weights), *(size for leaf in weights.values() for size in leaf.shape)])
+    numbers = [("policy_kwargs", number) for number in _integers(entries["policy_kwargs"])]
+    numbers += [(name, choices) for name in ENTRIES[2:] for choices in _choices(entries[name])]
+    for name, number in numbers:
+        if number > limit:
+            raise ValueError(f"{name} has the size {number:,}, but the weights have at most {limit:,}")
+
+
+def _integers(tree: Any) -> Iterator[int]:
+    if isinstance(tree, int | np.integer):
+        yield int(tree)
+    elif isinstance(tree, Mapping | list | tuple):
+        for leaf in tree.values() if isinstance(tree, Mapping) else tree:
+            yield from _integers(leaf)
+
+
+def _choices(space: Any) -> Iterator[int]:
+    """Yield the choices of discrete spaces, each of which has a weight."""
+    if isinstance(space, spaces.Dict):
+        for part in space.spaces.values():
+            yield from _choices(part)
+    elif isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        yield int(np.sum(space.n if isinstance(space, spaces.Discrete) else space.nvec))
 
 
 def _read_entry(file: Path, name: str, entry: Any) -> Any:

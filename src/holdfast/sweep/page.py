@@ -124,7 +124,8 @@ def _draw_importances(ax: Axes, importances: Mapping[str, float]) -> None:
 
 
 def _draw_key(ax: Axes, results: Sequence[TrialResult], best: TrialResult, key: str) -> None:
-    scored = [result for result in results if result.score is not None]
+    # A damaged study may have lost the value of a trial.
+    scored = [result for result in results if result.score is not None and key in result.values]
     values = [result.values[key] for result in scored]
     if values and all(isinstance(value, float) for value in values) and max(values) > 10 * min(values) > 0:
         ax.set_xscale("log")

@@ -21,6 +21,7 @@ from holdfast.sweep.results import TrialResult, best_of, pareto_front, results_o
 from holdfast.sweep.settings import SWEEP, SweepSettings, write_settings
 from holdfast.sweep.trials import GRID, TrialStore, shown_url, worker_name
 from holdfast.sweep.worker import STORAGE
+from holdfast.trust import current_source
 from holdfast.worlds import closing_world
 
 POLL_S, SILENT_CHECK_S, PROGRESS_S, PAGE_S = 0.5, 30.0, 30.0, 120.0
@@ -66,7 +67,6 @@ class Sweep:
     count: int
     """Workers."""
     log: Log
-    trust_code: bool | None = None
     workers: dict[int, SweepWorker] = field(default_factory=dict)
     states: dict[int, tuple[str, int]] = field(default_factory=dict)
     """State and attempt of each trial that was printed."""
@@ -79,19 +79,18 @@ class Sweep:
         return results_of(self.store.all(), GRID * self.settings.seeds)
 
 
-def run_sweep(
-    place: SweepPlace, settings: SweepSettings, *, workers: int, log: Log = print, trust_code: bool | None = None
-) -> list[TrialResult]:
+def run_sweep(place: SweepPlace, settings: SweepSettings, *, workers: int, log: Log = print) -> list[TrialResult]:
     """Run a sweep until all its trials are finished, and return them; KeyboardInterrupt: it was stopped, saved."""
-    if not (place.folder / SWEEP).exists():
+    exists = (place.folder / SWEEP).exists()
+    if not exists:
         _check_policies(settings)
     _make_folder(place.folder)
     with _locked(place.folder):
         store = TrialStore(place.url, place.study)
-        store.create(settings)
+        store.create(settings, exists=exists)
         settings = store.open()
         write_settings(place.folder, settings, place.study, shown_url(place.storage) if place.storage else "")
-        sweep = Sweep(place, settings, store, workers, log, trust_code)
+        sweep = Sweep(place, settings, store, workers, log)
         for trial in store.recover():
             log(f"trial {trial.user_attrs['index']} was interrupted; it continues.")
         _print_head(sweep)
@@ -175,7 +174,9 @@ def _watch(sweep: Sweep) -> None:
 
 def _start_worker(sweep: Sweep, index: int) -> SweepWorker:
     log = sweep.place.folder / f"worker-{socket.gethostname()}-{index}.log"
-    trusted = "trusted" if sweep.trust_code else "installed"
+    # What the user typed is trusted, also in the configs of trials that were interrupted.
+    source = current_source()
+    trusted = "trusted" if source.trust_code or source.origin is None else "installed"
     command = [sys.executable, "-m", WORKER, str(sweep.place.folder), sweep.place.study, str(index)]
     environment = {**os.environ, STORAGE: sweep.place.url, "OMP_NUM_THREADS": "1"}
     with log.open("ab") as file:

@@ -1,6 +1,7 @@
 """The results of several seeds: seeds.json, and the table with interquartile mean and 95 % interval."""
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,10 +35,28 @@ def read_plan(folder: Path) -> tuple[SeedsPlan, Results]:
     """Read seeds.json."""
     try:
         values = json.loads((folder / SEEDS).read_text(encoding="utf-8"))
-        plan = SeedsPlan(list(values["arguments"]), [int(seed) for seed in values["seeds"]], values["unit"])
-        return plan, {int(seed): dict(result) for seed, result in values["results"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        results = {int(seed): dict(result) for seed, result in values["results"].items()}
+        _require_plan(values, results)
+        return SeedsPlan(values["arguments"], values["seeds"], values["unit"]), results
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{folder / SEEDS} is damaged: {one_line(error)}; resume each seed on its own.") from None
+
+
+def _require_plan(values: dict[str, Any], results: Results) -> None:
+    """Raise a ValueError for values that no run of several seeds writes."""
+    arguments, seeds, unit = list(values["arguments"]), list(values["seeds"]), values["unit"]
+    if arguments != values["arguments"] or not all(isinstance(argument, str) for argument in arguments):
+        raise ValueError("an argument is not text")
+    if not all(type(seed) is int and seed >= 0 for seed in seeds) or len(set(seeds)) < len(seeds):
+        raise ValueError("seeds are not different integers from 0 on")
+    if unit not in (CPU, GPU):
+        raise ValueError(f"the unit is {str(unit)[:100]!r}")
+    for seed, result in results.items():
+        names = ("return", "return_memory_cleared", "training_return", "steps", unit)
+        numbers = [result[name] for name in names if result[name] is not None]
+        is_number = all(isinstance(number, int | float) and math.isfinite(number) for number in numbers)
+        if not is_number or not isinstance(result["finished"], bool) or not isinstance(result["error"], str):
+            raise ValueError(f"the result of seed {seed} is not one")
 
 
 def write_results(folder: Path, plan: SeedsPlan, results: Results) -> None:

@@ -1,6 +1,7 @@
 """What a sweep is: recipe, keys, space, number of trials and seeds; written to sweep.json and to the study."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ SWEEP = "sweep.json"
 OBJECTIVES = {"return": ("maximize",), "return,cost": ("maximize", "minimize")}
 """What trials are chosen for, with the directions of Optuna."""
 PRUNERS = ("median", "none")
+MOST = 10_000
+"""Most trials, and seeds of each."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +53,19 @@ class SweepSettings:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "SweepSettings":
-        """Read settings; keys that another version has written are left out."""
+        """Read settings; keys that another version has written are left out. A wrong value is a ValueError."""
         settings = {field.name: values[field.name] for field in fields(cls)}
+        right = {
+            "recipe": isinstance(settings["recipe"], str),
+            "keys": isinstance(settings["keys"], dict) and _is_text(settings["keys"].values()),
+            "space": isinstance(settings["space"], list) and _is_text(settings["space"]),
+            "objectives": settings["objectives"] in tuple(OBJECTIVES),
+            "pruner": settings["pruner"] in PRUNERS,
+            **{name: type(settings[name]) is int and 0 < settings[name] <= MOST for name in ("trials", "seeds")},
+        }
+        for name, is_right in right.items():
+            if not is_right:
+                raise ValueError(f"{name} is {str(settings[name])[:100]!r}")
         return cls(**{**settings, "space": tuple(settings["space"])})
 
     def difference(self, other: "SweepSettings") -> str:
@@ -67,6 +81,9 @@ def new_settings(recipe: str, keys: dict[str, str], space: tuple[str, ...], **op
         find_recipe(recipe)
         recipe, saved = recipe_and_keys(recipe)
         expanded = _expanded(saved) | expanded
+    for name in ("trials", "seeds"):
+        if options.get(name, 1) > MOST:
+            raise ConfigError(f"--{name} {options[name]}: give at most {MOST:,}.")
     shared = {key: value for key, value in expanded.items() if key not in ("run", "runs_dir")}
     settings = SweepSettings(recipe, shared, space, **options)
     # The errors of config and space come now.
@@ -95,8 +112,12 @@ def read_settings(folder: Path) -> tuple[SweepSettings, str, str]:
         return SweepSettings.from_json(values), str(values["study"]), str(values["storage"])
     except FileNotFoundError:
         raise ConfigError(f"{folder} holds no sweep; give the folder of one, for example --resume runs/NAME.") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(f"{folder / SWEEP} is damaged: {one_line(error)}; start a new sweep.") from None
+
+
+def _is_text(values: Iterable[object]) -> bool:
+    return all(isinstance(value, str) for value in values)
 
 
 def _text(value: object) -> str:

@@ -3,6 +3,8 @@
 All trials are in the study from the start, as waiting ones, so workers on any machine take them until none is left.
 """
 
+import math
+import re
 import socket
 import threading
 import time
@@ -13,9 +15,9 @@ from contextlib import contextmanager
 import numpy as np
 import psutil
 
-from holdfast.errors import ConfigError, one_line
+from holdfast.errors import ConfigError, HoldfastError, error_text, one_line
 from holdfast.install import install_command
-from holdfast.sweep.settings import OBJECTIVES, SweepSettings
+from holdfast.sweep.settings import MOST, OBJECTIVES, SweepSettings
 
 try:
     import optuna
@@ -67,10 +69,15 @@ class TrialStore:
         self._name = name
         self._study: optuna.Study | None = None
 
-    def create(self, settings: SweepSettings) -> None:
-        """Create the study with all its trials, or join the one that is there, with more trials if it has fewer."""
+    def create(self, settings: SweepSettings, *, exists: bool = False) -> None:
+        """Create the study with all its trials, or join the one that is there, with more trials if it has fewer.
+
+        With `exists` it was created before, and is not created again where it is lost.
+        """
         directions = OBJECTIVES[settings.objectives]
         try:
+            if exists:
+                raise DuplicatedStudyError
             study = optuna.create_study(storage=self._storage, study_name=self._name, directions=directions)
             study.set_user_attr(SETTINGS, settings.to_json())
         except DuplicatedStudyError:
@@ -92,14 +99,18 @@ class TrialStore:
         """Load a study; while another process creates it, wait, unless that one was interrupted."""
         end = time.monotonic() + CREATED_WITHIN_S
         while True:
-            study = optuna.load_study(storage=self._storage, study_name=self._name)
+            study = self._load_study()
             if READY in study.user_attrs or time.monotonic() > end:
                 return study
             time.sleep(0.5)
 
+    def _load_study(self) -> optuna.Study:
+        with _reading(self._name):
+            return optuna.load_study(storage=self._storage, study_name=self._name)
+
     def open(self) -> SweepSettings:
         """Open the study, with its sampler and pruner; return its settings."""
-        study = optuna.load_study(storage=self._storage, study_name=self._name)
+        study = self._load_study()
         settings = _settings_of(study)
         study.pruner = optuna.pruners.NopPruner()
         if settings.pruner == "median":
@@ -237,7 +248,48 @@ class TrialStore:
 
 
 def _attempts(study: optuna.Study) -> list[FrozenTrial]:
-    return [trial for trial in study.get_trials(deepcopy=False) if INDEX in trial.user_attrs]
+    with _reading(study.study_name):
+        attempts = [trial for trial in study.get_trials(deepcopy=False) if INDEX in trial.user_attrs]
+        for trial in attempts:
+            _require_attributes(trial)
+    return attempts
+
+
+def _require_attributes(trial: FrozenTrial) -> None:
+    """Raise a ValueError for attributes that no sweep writes."""
+    attributes = trial.user_attrs
+    finished = trial.state == TrialState.COMPLETE
+    right = {
+        INDEX: type(attributes[INDEX]) is int and 0 <= attributes[INDEX] < MOST,
+        ATTEMPT: attributes.get(ATTEMPT) in (1, 2),
+        SCORE: _is_number(attributes.get(SCORE, None if finished else 0.0)),
+        COST: _is_number(attributes.get(COST, None if finished else 0.0)),
+        RUNS: isinstance(attributes.get(RUNS, {}), dict)
+        and all(isinstance(run, dict) and _is_number(run.get("return")) for run in attributes.get(RUNS, {}).values()),
+        ERROR: isinstance(attributes.get(ERROR, ""), str),
+        WORKER: re.fullmatch(r".*:\d{1,9}", str(attributes.get(WORKER, ":0"))) is not None,
+    }
+    for name, is_right in right.items():
+        if not is_right:
+            raise ValueError(f"{name} of trial {trial.number} is {str(attributes.get(name))[:100]!r}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+@contextmanager
+def _reading(study: str) -> Iterator[None]:
+    """Raise an error of one line, whatever Optuna raises for a damaged storage."""
+    try:
+        yield
+    except HoldfastError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"The storage of the sweep {study} cannot be read: {error_text(error, 200)}. If it is damaged, start a new "
+            "sweep; the best trial so far is in best.yaml."
+        ) from error
 
 
 def _negative_return(trial: FrozenTrial) -> float:
@@ -246,9 +298,10 @@ def _negative_return(trial: FrozenTrial) -> float:
 
 
 def _settings_of(study: optuna.Study) -> SweepSettings:
-    if SETTINGS not in study.user_attrs:
-        raise ConfigError(f"The study {study.study_name} of this storage is no sweep; name this one: run=NAME.")
-    return SweepSettings.from_json(study.user_attrs[SETTINGS])
+    with _reading(study.study_name):
+        if SETTINGS not in study.user_attrs:
+            raise ConfigError(f"The study {study.study_name} of this storage is no sweep; name this one: run=NAME.")
+        return SweepSettings.from_json(study.user_attrs[SETTINGS])
 
 
 def _add_trials(study: optuna.Study, indices: range, settings: SweepSettings) -> None:

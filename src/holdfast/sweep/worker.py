@@ -19,6 +19,7 @@ from holdfast.sweep.trials import COST, GRID, INDEX, RUNS, SCORE, Trial, TrialSt
 from holdfast.training.callbacks import TrainingIteration
 from holdfast.training.run_result import RunResult
 from holdfast.training.train import train
+from holdfast.trust import NameSource, names_from
 
 STORAGE = "HOLDFAST_SWEEP_STORAGE"
 """Environment variable with the URL, which may hold a password: arguments are public."""
@@ -98,6 +99,11 @@ class Clock:
 def work(folder: Path, study: str, url: str, trust_code: bool | None) -> None:
     """Take trials until all are finished."""
     stop, store, worker = StopSignals(), TrialStore(url, study), worker_name(os.getpid())
+    with names_from(NameSource(str(folder), trust_code)):
+        _take_trials(store, worker, folder, stop, trust_code)
+
+
+def _take_trials(store: TrialStore, worker: str, folder: Path, stop: StopSignals, trust_code: bool | None) -> None:
     settings = store.open()
     while not stop:
         trial = store.claim(worker)

@@ -32,12 +32,12 @@ def mark_launch(folder: Path) -> None:
 
 def find_restarted_run(config: Config) -> Path | None:
     """Find the run that this launch created before it restarted its ranks; None: it is the first time."""
-    if not any(int(os.environ.get(name, "0")) for name in COUNTS):
+    if all(os.environ.get(name, "0") in ("", "0") for name in COUNTS):
         return None
     path = None
     if ranks.is_main():
         files = sorted(Path(config.runs_dir).glob(f"*/{LAUNCH}"), key=lambda file: file.stat().st_mtime)
-        folders = [file.parent for file in files if file.read_text() == launch_id()]
+        folders = [file.parent for file in files if file.read_bytes() == launch_id().encode()]
         # A run that was ended before its first checkpoint is started again.
         path = next((folder for folder in reversed(folders) if (folder / "checkpoints" / "latest").exists()), None)
     return ranks.broadcast(path)

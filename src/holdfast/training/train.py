@@ -33,6 +33,7 @@ from holdfast.learn import Teacher
 from holdfast.monitor import AgentTrace
 from holdfast.monitor.timeline import TimelineRecorder
 from holdfast.policies import LSTMWrapper, PolicyLike
+from holdfast.recipes import names_of_recipe
 from holdfast.report.alarms import LearningAlarms
 from holdfast.report.console import RunConsole, RunNotices
 from holdfast.report.metrics import MetricsFile, read_lines
@@ -135,8 +136,8 @@ def train(
     `callbacks` are called with a `TrainingIteration` after every update. An exception in one ends the run, saved.
 
     `resume` is a run's folder: continue it from its newest checkpoint, bit for bit, with the keys of `config` changed.
-    An object that it was started with is passed again. Code that the config of a resumed run or of a teacher names is
-    imported from installed packages; all of it with `trust_code`.
+    An object that it was started with is passed again. Code that the config of a resumed run or of a teacher, or a
+    recipe file, names is imported from installed packages; all of it with `trust_code`.
 
     Ctrl-C ends a run after the current iteration, saved, and returns it; in other threads than the main one no signal
     is handled. With `quiet` nothing is printed but alarms. `command` is what is written to command.txt.
@@ -144,23 +145,22 @@ def train(
     if recipe is not None and not isinstance(recipe, str):
         raise ConfigError(f"{recipe!r} is not the name of a recipe; pass an environment as env=….")
     require_callbacks(callbacks)
-    arguments = ", ".join(format_arguments(recipe, config, env, policy, resume))
-    command = command or f"holdfast.train({arguments})"
+    command = command or f"holdfast.train({', '.join(format_arguments(recipe, config, env, policy, resume))})"
     with ExitStack() as stack:
         stack.enter_context(trusting(trust_code))
         stack.enter_context(ranks.joined())
         if resume is None:
+            stack.enter_context(names_of_recipe(recipe))
             run_config, recipe = config_of_new_run(recipe, config, env, policy)
             restarted = find_restarted_run(run_config)
-            if restarted is not None:
-                setup = _resumed(stack, Setup(run_config, command, policy, quiet=quiet), restarted, {}, env)
-                return _train_loop(_setup(stack, setup, callbacks))
-            return _train_loop(_setup(stack, Setup(run_config, command, policy, recipe, quiet=quiet), callbacks))
-        if recipe is not None or isinstance(config, Config):
+            setup = Setup(run_config, command, policy, recipe if restarted is None else "", quiet=quiet)
+            setup = setup if restarted is None else _resumed(stack, setup, restarted, {}, env)
+        elif recipe is not None or isinstance(config, Config):
             reason = f"the recipe {recipe!r}" if recipe is not None else "the Config, or pass the keys that change"
             raise ConfigError(f"{resume} resumes with its own config; leave out {reason}.")
-        setup = Setup(Config(), command, policy, quiet=quiet)
-        return _train_loop(_setup(stack, _resumed(stack, setup, Path(resume), config or {}, env), callbacks))
+        else:
+            setup = _resumed(stack, Setup(Config(), command, policy, quiet=quiet), Path(resume), config or {}, env)
+        return _train_loop(_setup(stack, setup, callbacks))
 
 
 def _resumed(stack: ExitStack, setup: Setup, path: Path, overrides: Mapping[str, Any], env: EnvLike | None) -> Setup:

@@ -18,7 +18,7 @@ from holdfast.check.compare import State
 from holdfast.check.script import Script, StepBatch
 from holdfast.errors import ConfigError, ContractError, error_text
 from holdfast.rng import isolated_rng
-from holdfast.trust import names_from, require_trust
+from holdfast.trust import require_trust_to_unpickle
 from holdfast.types import Bool, Float, Shaped, Tensor
 
 import_sb3 = partial(import_library, library="sb3-contrib", extra="sb3")
@@ -162,8 +162,7 @@ def load_recurrent_ppo(path: Path) -> Any:
     """Load a `RecurrentPPO` that was saved to a zip, which runs code of that file."""
     if not path.exists():
         raise ConfigError(f"{path} does not exist; give the zip that RecurrentPPO.save wrote.")
-    with names_from(path.parent):
-        require_trust(path.name, str(path))
+    require_trust_to_unpickle(path)
     try:
         return import_sb3("sb3_contrib").RecurrentPPO.load(path, device="cpu")
     except Exception as error:
