@@ -6,7 +6,7 @@ Every collective call is made by all ranks, in the same order.
 import os
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -16,7 +16,7 @@ import psutil
 import torch
 from torch import distributed
 
-from holdfast.errors import ConfigError, RankError, one_line
+from holdfast.errors import ConfigError, OtherRankError, RankError, one_line
 from holdfast.types import Tensor
 
 T = TypeVar("T")
@@ -213,6 +213,29 @@ def average_gradients(weights: Sequence[Tensor], *numbers: Tensor) -> list[Tenso
     for grad, part in zip(grads, parts, strict=True):
         grad.copy_(part.view_as(grad))
     return list(last)
+
+
+@contextmanager
+def failing_together(on_error: Callable[[], object]) -> Iterator[None]:
+    """Run a block without collective calls, and end it by an error on all ranks if it raises one on any.
+
+    All ranks call `on_error` before: they are at the same place, so it may make collective calls.
+    """
+    error: Exception | None = None
+    try:
+        yield
+    except Exception as raised:
+        if count() == 1:
+            raise
+        error = raised
+    failed = [] if count() == 1 else [rank for rank, flag in enumerate(_flags(error is not None)) if flag]
+    if failed:
+        on_error()
+        raise error or OtherRankError(f"rank {failed[0]} of {count()} has failed; it prints the error.")
+
+
+def _flags(flag: bool) -> list[float]:
+    return concat(torch.tensor([float(flag)])).tolist()
 
 
 @contextmanager

@@ -22,12 +22,10 @@ from holdfast.build import (
     total_memory,
     with_env,
 )
-from holdfast.checkpoint.format import environment
-from holdfast.checkpoint.manager import CheckpointManager
-from holdfast.checkpoint.run_dir import ERRORS, RunDir, create_run_dir, load_weights, new_folder, policy_files
+from holdfast.checkpoint.run_dir import ERRORS, RunDir, create_run_dir, load_weights, new_folder
 from holdfast.config.run import Config, require_ranks
 from holdfast.config.sizes import check_sizes, explaining_allocations
-from holdfast.errors import ConfigError, recording_errors
+from holdfast.errors import ConfigError, OtherRankError, recording_errors
 from holdfast.evaluation.periodic_and_final import check_eval_worlds, final_evaluation, periodic_evaluation, score_of
 from holdfast.learn import Teacher
 from holdfast.monitor import AgentTrace
@@ -38,10 +36,10 @@ from holdfast.report.console import RunConsole, RunNotices
 from holdfast.report.metrics import MetricsFile, read_lines
 from holdfast.report.text import title_of
 from holdfast.report.trackers import Trackers, open_trackers, require_trackers
-from holdfast.rollout.nan_checks import require_finite_weights
+from holdfast.rollout.nan_checks import NonFiniteError, require_finite_weights
 from holdfast.training.banner import format_arguments, name_of_run, print_banner
 from holdfast.training.callbacks import Callback, TrainingIteration, call, require_callbacks
-from holdfast.training.distributed import SharedCheckpoints
+from holdfast.training.distributed import SharedCheckpoints, make_checkpoints
 from holdfast.training.final_report import make_timeline, write_final_report
 from holdfast.training.restart import find_restarted_run, mark_launch
 from holdfast.training.resume import ResumePoint, locked_run, shared_resume_point
@@ -182,17 +180,23 @@ def _train_loop(run: Run) -> RunResult:
             checkpoints.save_if_due(trainer.snapshot(None, run.log_state()))
         with run.console, stop.interruptible(signals=2):
             while _goes_on(run):
-                segments = trainer.collect()
+                with ranks.failing_together(checkpoints.gather_last):
+                    segments = trainer.collect()
                 checks = trainer.check_replay(segments)
                 if run.timeline is not None:
                     run.timeline.record(segments, trainer.iteration)
-                metrics = trainer.update(segments) | checks
-                metrics = ranks.broadcast(metrics | _evaluate_if_due(run))
-                iteration = TrainingIteration(trainer, metrics, policy=run.policy, folder=run.folder.path, stop=stop)
-                call(run.callbacks, iteration)
-                run.logger.log(metrics)
-                if ranks.is_main():
-                    run.console.show(metrics)
+                try:
+                    metrics = trainer.update(segments) | checks
+                except (NonFiniteError, OtherRankError):
+                    # All ranks raise it at the same place.
+                    checkpoints.gather_last()
+                    raise
+                with ranks.failing_together(checkpoints.gather_last):
+                    metrics |= _evaluate_if_due(run)
+                metrics = ranks.broadcast(metrics)
+                with ranks.failing_together(checkpoints.gather_last):
+                    _report_iteration(run, metrics)
+                trainer.share_numbers()
                 evaluated, score = score_of(config, metrics)
                 snapshot = trainer.snapshot(score, run.log_state())
                 checkpoints.save_if_due(snapshot, evaluated=evaluated)
@@ -226,6 +230,15 @@ def _train_loop(run: Run) -> RunResult:
             report = write_final_report(config, run.policy, run.spec, *outputs)
     summary = metrics | (scores or {})
     return RunResult(run.folder.path, checkpoints.latest, run.policy, run.spec, summary, finished, report)
+
+
+def _report_iteration(run: Run, metrics: Metrics) -> None:
+    """Call the callbacks, which all ranks do, then log and show the metrics, with what they have added."""
+    folder = run.folder.path
+    call(run.callbacks, TrainingIteration(run.trainer, metrics, policy=run.policy, folder=folder, stop=run.stop))
+    run.logger.log(metrics)
+    if ranks.is_main():
+        run.console.show(metrics)
 
 
 def _goes_on(run: Run) -> bool:
@@ -281,34 +294,12 @@ def _setup(stack: ExitStack, setup: Setup, callbacks: Sequence[Callback]) -> Run
         trainer,
         console,
         notices,
-        checkpoints=_make_checkpoints(config, folder, policy, device, console, resume_point),
+        checkpoints=make_checkpoints(config, folder, policy, console.alarm, resume_point and resume_point.checkpoint),
         logger=_make_logger(stack, config, folder, console, trainer, resume_point),
         stop=stack.enter_context(stop_on_signals(console.print)),
         callbacks=callbacks,
         timeline=make_timeline(config, policy),
     )
-
-
-def _make_checkpoints(
-    config: Config,
-    folder: RunDir,
-    policy: LSTMWrapper,
-    device: torch.device,
-    console: RunConsole,
-    resume_point: ResumePoint | None,
-) -> SharedCheckpoints:
-    if not ranks.is_main():
-        return SharedCheckpoints(None, config.trainer.num_workers)
-    manager = CheckpointManager(
-        folder,
-        policy_files(config, policy),
-        environment(device),
-        interval=config.trainer.checkpoint_interval,
-        keep=config.trainer.keep_checkpoints,
-        alarm=console.alarm,
-        resumed_from=resume_point and resume_point.checkpoint,
-    )
-    return SharedCheckpoints(manager, config.trainer.num_workers)
 
 
 def _create_folder(stack: ExitStack, setup: Setup, policy: LSTMWrapper, teachers: Iterable[Teacher]) -> RunDir:
