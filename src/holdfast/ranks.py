@@ -216,10 +216,11 @@ def average_gradients(weights: Sequence[Tensor], *numbers: Tensor) -> list[Tenso
 
 
 @contextmanager
-def failing_together(on_error: Callable[[], object]) -> Iterator[None]:
+def failing_together(on_error: Callable[[], object] | None = None) -> Iterator[None]:
     """Run a block without collective calls, and end it by an error on all ranks if it raises one on any.
 
-    All ranks call `on_error` before: they are at the same place, so it may make collective calls.
+    All ranks call `on_error` before: they are at the same place, so it may make collective calls. Of ranks with the
+    same error one raises it.
     """
     error: Exception | None = None
     try:
@@ -228,14 +229,15 @@ def failing_together(on_error: Callable[[], object]) -> Iterator[None]:
         if count() == 1:
             raise
         error = raised
-    failed = [] if count() == 1 else [rank for rank, flag in enumerate(_flags(error is not None)) if flag]
-    if failed:
+    if not any_of(error is not None):
+        return
+    if on_error is not None:
         on_error()
-        raise error or OtherRankError(f"rank {failed[0]} of {count()} has failed; it prints the error.")
-
-
-def _flags(flag: bool) -> list[float]:
-    return concat(torch.tensor([float(flag)])).tolist()
+    texts = gather(None if error is None else str(error))
+    failed = next(number for number, text in enumerate(texts) if text is not None)
+    if error is None or (failed != rank() and texts[failed] == str(error)):
+        raise OtherRankError(f"rank {failed} of {count()} has failed: {texts[failed]}") from error
+    raise error
 
 
 @contextmanager

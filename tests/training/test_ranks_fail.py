@@ -11,6 +11,7 @@ import holdfast.training.train
 from helpers.rank_processes import on_ranks
 from helpers.small_runs import TINY
 from holdfast import ranks
+from holdfast.cli import main
 from holdfast.errors import HoldfastError
 from holdfast.training import train as training
 from holdfast.training.trainer import Trainer
@@ -119,3 +120,25 @@ def numbers_of_rank_0(folder):
 def test_numbers_that_callbacks_set_are_those_of_rank_0(tmp_path):
     one, other = on_ranks(2, numbers_of_rank_0, tmp_path)
     assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("words", "environment", "message"),
+    [
+        (["--ranks=2", "seeds=0..1"], {}, "Each of several seeds trains in one process; leave out --ranks 2,"),
+        (["seeds=0..1"], {"RANK": "0", "WORLD_SIZE": "2"}, "trains in one process; leave out torchrun, or train one"),
+        (["--ranks=2"], {"RANK": "0", "WORLD_SIZE": "2"}, "has started 2 ranks already; leave out --ranks 2."),
+        (["--max-restarts=2"], {}, "--max-restarts needs --ranks N or --gpus N; torchrun has its own."),
+        (["--ranks=2", "--gpus=2"], {}, "--gpus 2 and --ranks 2 are two numbers of ranks; keep one."),
+        (["world.agents=9"], {"RANK": "0", "WORLD_SIZE": "2"}, "world.agents=9 cannot be split evenly over 2 ranks;"),
+        (["world.agents=9"], {"RANK": "1", "WORLD_SIZE": "2"}, ""),
+    ],
+)
+def test_a_launch_that_cannot_be_is_one_line_of_rank_0(words, environment, message, monkeypatch, capsys):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    batch = ["trainer.batch_size=72", "trainer.minibatch_size=72", "world.delay=2", "trainer.bptt_horizon=4"]
+    assert main(["train", "recall", *batch, *words]) in (1, 2)
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == bool(message)

@@ -164,8 +164,9 @@ def train(
 def _resumed(stack: ExitStack, setup: Setup, path: Path, overrides: Mapping[str, Any], env: EnvLike | None) -> Setup:
     """Lock a run's folder, and return the setup of the run that continues it."""
     stack.enter_context(names_from(path))
-    if ranks.is_main():
-        stack.enter_context(locked_run(path))
+    with ranks.failing_together():
+        if ranks.is_main():
+            stack.enter_context(locked_run(path))
     point = shared_resume_point(path, overrides)
     require_same_policy(point.config, setup.policy)
     return replace(setup, config=with_env(point.config, env), resume_point=point)
@@ -250,9 +251,10 @@ def _goes_on(run: Run) -> bool:
 def _setup(stack: ExitStack, setup: Setup, callbacks: Sequence[Callback]) -> Run:
     """Build everything a run needs; `stack` closes what must be closed."""
     config, resume_point = setup.config, setup.resume_point
-    device = select_device(config)
-    require_ranks(config, ranks.count())
-    check_sizes(config, total_memory(device))
+    with ranks.failing_together():
+        device = select_device(config)
+        require_ranks(config, ranks.count())
+        check_sizes(config, total_memory(device))
     stack.enter_context(explaining_allocations(config))
     if config.threads:
         stack.callback(torch.set_num_threads, torch.get_num_threads())
@@ -261,14 +263,14 @@ def _setup(stack: ExitStack, setup: Setup, callbacks: Sequence[Callback]) -> Run
     stack.enter_context(torch.random.fork_rng(devices=[device] if device.type == "cuda" else []))
     torch.manual_seed(rng.derive_seed(config.seed, rng.STREAM_RANK, ranks.rank()) if ranks.rank() else config.seed)
     seed = config.seed if resume_point is None else resume_point.world_seed
-    with recording_errors(partial(_error_file, config, resume_point)):
+    with ranks.failing_together(), recording_errors(partial(_error_file, config, resume_point)):
         world = stack.enter_context(closing_world(build_training_world(config, device, seed), config.world))
         policy_config = config if resume_point is None else saved_policy_config(resume_point.checkpoint, config)
         policy = build_policy(policy_config, world, device, setup.policy)
-        ranks.copy_from_main([*policy.parameters(), *policy.buffers()])
         check_eval_worlds(config, policy, device)
-    require_trackers(**_tracker_modes(config))
-    teachers = build_teachers(config, world, policy, resume_point and resume_point.folder.teachers)
+        require_trackers(**_tracker_modes(config))
+        teachers = build_teachers(config, world, policy, resume_point and resume_point.folder.teachers)
+    ranks.copy_from_main([*policy.parameters(), *policy.buffers()])
     trace = None if config.trace is None or not ranks.is_main() else AgentTrace(policy, world.agents, config.trace)
     # That of a resumed run is locked since before its checkpoint was read.
     folder = _create_folder(stack, setup, policy, teachers) if resume_point is None else resume_point.folder
@@ -304,15 +306,16 @@ def _setup(stack: ExitStack, setup: Setup, callbacks: Sequence[Callback]) -> Run
 
 def _create_folder(stack: ExitStack, setup: Setup, policy: LSTMWrapper, teachers: Iterable[Teacher]) -> RunDir:
     """Create and lock the folder of a new run, with copies of its teachers. Rank 0 does; the others get its path."""
-    if not ranks.is_main():
-        return RunDir(ranks.broadcast(Path()))
-    folder = create_run_dir(setup.config, name_of_run(setup.config), setup.command, policy)
-    for teacher in teachers:
-        folder.keep_teacher(teacher.name, teacher.files)
-    stack.enter_context(folder.locked())
-    mark_launch(folder.path)
-    ranks.broadcast(folder.path)
-    return folder
+    path = Path()
+    with ranks.failing_together():
+        if ranks.is_main():
+            folder = create_run_dir(setup.config, name_of_run(setup.config), setup.command, policy)
+            for teacher in teachers:
+                folder.keep_teacher(teacher.name, teacher.files)
+            stack.enter_context(folder.locked())
+            mark_launch(folder.path)
+            path = folder.path
+    return RunDir(ranks.broadcast(path))
 
 
 def _make_console(
