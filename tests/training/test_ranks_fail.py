@@ -79,7 +79,7 @@ def nan_reward(folder):
     [
         (callback_error, 1, "callback fail, iteration 2: AssertionError: no luck"),
         (world_error, 1, "OSError: no luck"),
-        (evaluation_error, 0, "OSError: no luck"),
+        pytest.param(evaluation_error, 0, "OSError: no luck", marks=pytest.mark.slow),
         (nan_reward, 1, "iteration 2, epoch 1, minibatch 1: rewards is not finite: agents 4"),
     ],
 )
@@ -117,6 +117,7 @@ def numbers_of_rank_0(folder):
     return torch.cat([weight.flatten() for weight in run.policy.parameters()])
 
 
+@pytest.mark.slow
 def test_numbers_that_callbacks_set_are_those_of_rank_0(tmp_path):
     one, other = on_ranks(2, numbers_of_rank_0, tmp_path)
     assert torch.equal(one, other)
