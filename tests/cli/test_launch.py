@@ -24,7 +24,7 @@ def test_a_killed_rank_ends_the_launch_and_is_named(tmp_path):
     with subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, **output) as launcher:
         end = time.monotonic() + LIMIT_S
         while not (tmp_path / "x" / "checkpoints" / "000002").exists():
-            assert launcher.poll() is None, launcher.communicate()[0]
+            assert launcher.poll() is None, launcher.communicate(timeout=END_S)[0]
             assert time.monotonic() < end
             time.sleep(0.05)
         (rank,) = (p for p in psutil.Process(launcher.pid).children() if p.environ().get("RANK") == "1")

@@ -186,12 +186,17 @@ def _sizes_for_ranks(config: Config, count: int) -> str:
     divisors = {n for d in range(1, math.isqrt(rows) + 1) if rows % d == 0 for n in (d, rows // d)}
     for size in sorted((n for n in divisors if n >= count), key=lambda n: (abs(n - segments), n)):
         sizes = {"world.agents": agents, "trainer.batch_size": batch_size, "trainer.minibatch_size": size * horizon}
-        try:
-            override(config, sizes)
-        except ConfigError:
-            continue
-        return f"try {' '.join(f'{key}={n}' for key, n in sizes.items() if lookup(config, key) != n)}, or "
+        if _is_valid(config, sizes):
+            return f"try {' '.join(f'{key}={n}' for key, n in sizes.items() if lookup(config, key) != n)}, or "
     return "try "
+
+
+def _is_valid(config: Config, overrides: Mapping[str, Any]) -> bool:
+    try:
+        override(config, overrides)
+    except ConfigError:
+        return False
+    return True
 
 
 def all_keys(world: str = "recall") -> dict[str, Any]:
