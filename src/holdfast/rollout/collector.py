@@ -132,8 +132,8 @@ class Collector:
         """The step that the next rollout starts with."""
         self._clock = 0
         self._agent = torch.arange(world.agents, device=self.next_step.reward.device)
-        # Over all ranks.
-        self._agent_ids = self._agent + ranks.rank() * world.agents
+        # Over all ranks, from the next rollout on.
+        self._agent_ids = self._agent
         group = len(world.groups[0]) if isinstance(world, AsyncWorld) else world.agents
         # Of a call of the policy, if one of several ranks had all agents.
         self._rows_alone = group * ranks.count() if ranks.count() > 1 else 0
@@ -154,6 +154,7 @@ class Collector:
         sizes = (self._agent, self.length, self.horizon)
         recorders = [EntryStateRecorder(self._state, *sizes, at) for at in offsets]
         clock = torch.arange(self._clock, self._clock + self.length, device=self._agent.device)
+        self._agent_ids = self._agent + ranks.rank() * self.world.agents
         self._draws = self.policy.actions.draws_for(self.seed, self._agent_ids[:, None], clock)
         with self.policy.rounding_as_one_rank(self._rows_alone):
             for group in self._groups():
