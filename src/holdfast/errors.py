@@ -49,6 +49,13 @@ class RankError(HoldfastError):
         self.prints = prints
 
 
+class OtherRankError(RankError):
+    """Another rank has failed and prints its error; all ranks have ended the same block, and can still gather."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, prints=False)
+
+
 class WorkerError(ContractError):
     """A worker process crashed, raised or hung; says which one and in which call. Its traceback is a note."""
 

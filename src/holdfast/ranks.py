@@ -6,7 +6,7 @@ Every collective call is made by all ranks, in the same order.
 import os
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -16,7 +16,7 @@ import psutil
 import torch
 from torch import distributed
 
-from holdfast.errors import ConfigError, RankError, one_line
+from holdfast.errors import ConfigError, OtherRankError, RankError, one_line
 from holdfast.types import Tensor
 
 T = TypeVar("T")
@@ -213,6 +213,31 @@ def average_gradients(weights: Sequence[Tensor], *numbers: Tensor) -> list[Tenso
     for grad, part in zip(grads, parts, strict=True):
         grad.copy_(part.view_as(grad))
     return list(last)
+
+
+@contextmanager
+def failing_together(on_error: Callable[[], object] | None = None) -> Iterator[None]:
+    """Run a block without collective calls, and end it by an error on all ranks if it raises one on any.
+
+    All ranks call `on_error` before: they are at the same place, so it may make collective calls. Of ranks with the
+    same error one raises it.
+    """
+    error: Exception | None = None
+    try:
+        yield
+    except Exception as raised:
+        if count() == 1:
+            raise
+        error = raised
+    if not any_of(error is not None):
+        return
+    if on_error is not None:
+        on_error()
+    texts = gather(None if error is None else str(error))
+    failed = next(number for number, text in enumerate(texts) if text is not None)
+    if error is None or (failed != rank() and texts[failed] == str(error)):
+        raise OtherRankError(f"rank {failed} of {count()} has failed: {texts[failed]}") from error
+    raise error
 
 
 @contextmanager

@@ -49,7 +49,7 @@ def test_outputs_of_valid_agents_are_named():
     valid = torch.tensor([True, False, True, True])
     finite = {"logits": torch.tensor([True, False, True, True]), "values": torch.tensor([True, False, True, False])}
     with pytest.raises(NonFiniteError, match=r"^here: the policy's values are not finite for agent 3\.$"):
-        raise_non_finite_outputs(make_reader(), finite, valid, "here")
+        raise_non_finite_outputs(make_reader(), finite, valid, torch.arange(len(valid)), "here")
 
 
 class Infinite(Reader):

@@ -96,12 +96,18 @@ def test_values_that_no_run_writes_are_refused(change, tmp_path):
 
 def test_the_report_is_of_the_finished_seeds(tmp_path, monkeypatch):
     reports = []
-    module = SimpleNamespace(write_report=lambda runs, target: reports.append((runs, target)))
-    monkeypatch.setattr(seeds, "find_spec", lambda name: object())
-    monkeypatch.setattr(seeds, "import_module", lambda name: module)
+    monkeypatch.setattr(seeds, "write_report", lambda runs, target: reports.append((runs, target)) or target)
     results = RESULTS | {1: result(None, finished=False)}
     seeds._write_report(tmp_path, PLAN, results, Console(quiet=True))
     assert reports == [([tmp_path / f"seed{seed}" for seed in (0, 2, 3, 4)], tmp_path / "report.html")]
+
+
+def test_a_report_of_many_seeds_is_of_the_first(tmp_path, monkeypatch):
+    sizes = []
+    monkeypatch.setattr(seeds, "write_report", lambda runs, target: sizes.append(len(runs)) or target)
+    plan = SeedsPlan(["recall"], list(range(25)), CPU)
+    seeds._write_report(tmp_path, plan, {seed: result(1.0) for seed in plan.seeds}, Console(file=StringIO()))
+    assert sizes == [20]
 
 
 @pytest.mark.parametrize("terminal", [True, False])

@@ -6,6 +6,7 @@ import pickle
 import shutil
 import signal
 import time
+from itertools import product
 
 import pytest
 import torch
@@ -268,7 +269,8 @@ def test_a_slow_rank_is_named_once():
         (
             {"world.agents": 8},
             3,
-            "world.agents=8 cannot be split evenly over 3 ranks; try world.agents=9 trainer.batch_size=72, or 2 ranks.",
+            "world.agents=8 cannot be split evenly over 3 ranks; try world.agents=9 trainer.batch_size=72 "
+            "trainer.minibatch_size=36, or 2 ranks.",
         ),
         (
             {"trainer.minibatch_size": 8, "trainer.bptt_horizon": 8},
@@ -279,7 +281,8 @@ def test_a_slow_rank_is_named_once():
             {"trainer.num_workers": 2, "world.agents": 6, "trainer.batch_size": 48, "trainer.minibatch_size": 24},
             2,
             "world.agents=6 cannot be split evenly over 2 ranks with 4 shards each (trainer.num_workers x "
-            "trainer.async_factor); try world.agents=8 trainer.batch_size=64.",
+            "trainer.async_factor); try world.agents=8 trainer.batch_size=64 "
+            "trainer.minibatch_size=16, or 1 rank.",
         ),
     ],
 )
@@ -288,6 +291,19 @@ def test_an_impossible_split_is_one_line_with_sizes_that_work(keys, count, messa
     with pytest.raises(ConfigError) as error:
         holdfast.config.run.require_ranks(config, count)
     assert str(error.value) == message
+
+
+def test_the_sizes_that_an_error_proposes_can_be_split():
+    for agents, minibatches, horizon, count in product((6, 8, 100), (1, 2), (4, 8), (7, 64)):
+        sizes = {"world.agents": agents, "trainer.batch_size": agents * 16, "trainer.bptt_horizon": horizon}
+        keys = {**TINY, **sizes, "trainer.minibatch_size": agents * 16 // minibatches}
+        config = holdfast.config.run.override(holdfast.recipes.find_recipe("recall"), keys)
+        with pytest.raises(ConfigError) as error:
+            holdfast.config.run.require_ranks(config, count)
+        proposed, _, fewer = str(error.value).partition("try ")[2].removesuffix(".").rpartition("or ")
+        sizes = dict(word.rstrip(",").split("=") for word in proposed.split())
+        holdfast.config.run.require_ranks(holdfast.config.run.override(config, sizes), count)
+        holdfast.config.run.require_ranks(config, int(fewer.split()[0]))
 
 
 def test_a_mixture_is_refused():

@@ -20,7 +20,7 @@ STOP_S = 45
 def launch(ranks: int, args: Sequence[str], *, max_restarts: int = 0) -> int:
     """Run `holdfast train` on some ranks; return the exit code."""
     # Its messages are tables; ours is one line.
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    logging.disable(logging.CRITICAL)
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,

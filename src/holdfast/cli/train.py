@@ -14,7 +14,7 @@ from holdfast.cli.arguments import Parser, add_trust_code, count, parse_override
 from holdfast.cli.train_help import TRACED, print_help
 from holdfast.cli.train_seeds import train_many
 from holdfast.config.run import override, require_ranks
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, OtherRankError
 from holdfast.recipes import find_recipe, recipe_for
 from holdfast.report import SEEDS
 from holdfast.trust import current_source, names_from, trusting
@@ -25,34 +25,25 @@ if TYPE_CHECKING:
 
 def run_train(args: Sequence[str]) -> int:
     """Train, and print the result."""
-    parser = Parser(add_help=False, allow_abbrev=False)
-    parser.add_argument("-h", "--help", action="store_true")
-    parser.add_argument("--resume", nargs="?", const="", action="append", default=[])
-    parser.add_argument("--ranks", type=count)
-    parser.add_argument("--gpus", type=count)
-    parser.add_argument("--max-restarts", type=int, default=0)
-    # Of `seeds=` alone: the folder whose seeds.json has the keys.
-    parser.add_argument("--names-from", type=Path)
-    add_trust_code(parser)
-    options, rest = parser.parse_known_args(args)
+    options, rest = _parser().parse_known_args(args)
     with trusting(options.trust_code), names_from(options.names_from or current_source()):
         return _train(options, rest, shlex.join(["holdfast", "train", *args]))
 
 
 def _train(options: argparse.Namespace, rest: Sequence[str], command: str) -> int:
-    recipe, overrides = parse_overrides([_expand_trace(arg) for arg in rest])
+    is_main = os.environ.get("RANK", "0") == "0"
+    try:
+        recipe, overrides, group = _read(options, rest)
+    except ConfigError as error:
+        if is_main:
+            raise
+        # All ranks have the same arguments.
+        raise OtherRankError(str(error)) from error
     if options.help:
         print_help(recipe, overrides.get("world", overrides.get("world.name")))
         return 0
-    if len(options.resume) > 1 or "" in options.resume:
-        raise ConfigError("Write --resume with one run's folder, for example: --resume runs/NAME.")
-    group = next((Path(name) for name in options.resume if (Path(name) / SEEDS).is_file()), None)
     if "seeds" in overrides or group is not None:
         return train_many(recipe, overrides, group, trust_code=bool(options.trust_code))
-    if not options.resume:
-        # A typo is answered before torch is imported, which takes seconds.
-        base = find_recipe(recipe or recipe_for(overrides.get("world", overrides.get("world.name"))))
-        require_ranks(override(base, overrides), options.gpus or options.ranks or 1)
     if options.gpus or options.ranks:
         return _launch(options, rest)
     from holdfast.training.train import train
@@ -60,17 +51,61 @@ def _train(options: argparse.Namespace, rest: Sequence[str], command: str) -> in
     keep_freed_memory()
     resume = next(iter(options.resume), None)
     run = train(recipe, overrides, resume=resume, trust_code=options.trust_code, command=command)
-    if os.environ.get("RANK", "0") == "0":
+    if is_main:
         _print_result(run)
     return 0 if run.finished else 1
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="holdfast train", add_help=False, allow_abbrev=False)
+    parser.add_argument("-h", "--help", action="store_true")
+    parser.add_argument("--resume", nargs="?", const="", action="append", default=[])
+    parser.add_argument("--ranks", type=count)
+    parser.add_argument("--gpus", type=count)
+    parser.add_argument("--max-restarts", type=count, default=0)
+    # Of `seeds=` alone: the folder whose seeds.json has the keys.
+    parser.add_argument("--names-from", type=Path)
+    add_trust_code(parser)
+    return parser
+
+
+def _read(options: argparse.Namespace, rest: Sequence[str]) -> tuple[str | None, dict[str, str], Path | None]:
+    """Read recipe, keys, and the folder of several seeds to resume, before torch is imported, which takes seconds."""
+    recipe, overrides = parse_overrides([_expand_trace(arg) for arg in rest])
+    if options.help:
+        return recipe, overrides, None
+    if len(options.resume) > 1 or "" in options.resume:
+        raise ConfigError("Write --resume with one run's folder, for example: --resume runs/NAME.")
+    group = next((Path(name) for name in options.resume if (Path(name) / SEEDS).is_file()), None)
+    launched = int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
+    number = _require_one_launcher(options, launched, several_seeds="seeds" in overrides or group is not None)
+    if not options.resume and "seeds" not in overrides:
+        base = find_recipe(recipe or recipe_for(overrides.get("world", overrides.get("world.name"))))
+        require_ranks(override(base, overrides), number)
+    return recipe, overrides, group
+
+
+def _require_one_launcher(options: argparse.Namespace, launched: int, *, several_seeds: bool) -> int:
+    """Return the number of ranks; require that one launcher starts them, and only for one seed."""
+    flags = [f"--{name} {value}" for name in ("gpus", "ranks") if (value := getattr(options, name))]
+    if len(flags) > 1:
+        raise ConfigError(f"{' and '.join(flags)} are two numbers of ranks; keep one.")
+    if launched > 1 and flags:
+        raise ConfigError(f"A launcher such as torchrun has started {launched} ranks already; leave out {flags[0]}.")
+    if several_seeds and (flags or launched > 1):
+        raise ConfigError(
+            f"Each of several seeds trains in one process; leave out {flags[0] if flags else 'torchrun'}, or train one "
+            "seed: seed=0."
+        )
+    if options.max_restarts and not flags:
+        raise ConfigError("--max-restarts needs --ranks N or --gpus N; torchrun has its own.")
+    return options.gpus or options.ranks or launched
 
 
 def _launch(options: argparse.Namespace, rest: Sequence[str]) -> int:
     """Start the ranks of this machine, each with the same keys."""
     from holdfast.cli.launch import launch, require_gpus
 
-    if options.gpus and options.ranks:
-        raise ConfigError(f"--gpus {options.gpus} and --ranks {options.ranks} are two numbers of ranks; keep one.")
     if options.gpus:
         require_gpus(options.gpus)
     resume = [word for run in options.resume for word in ("--resume", run)]

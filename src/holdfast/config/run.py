@@ -143,38 +143,60 @@ class Config(ConfigBase):
 
 
 def require_ranks(config: Config, count: int) -> None:
-    """Require that agents and minibatches can be divided over some ranks; the error proposes sizes."""
+    """Require that agents and minibatches can be divided over some ranks; the error proposes sizes that can."""
     if count == 1:
         return
-    world, trainer = config.world, config.trainer
+    world = config.world
     if world.family.max_shards is not None and world.family.max_shards < count:
         raise ConfigError(f"{world.name} cannot be split over {count} ranks; train it in one process.")
-    shards = trainer.num_workers * trainer.async_factor or 1
-    unit = count * shards * world.agents_per_env
-    if world.agents % unit:
-        nearest = max(1, round(world.agents / unit)) * unit
-        fits = [n for n in range(1, count) if world.agents % (n * shards * world.agents_per_env) == 0]
-        fewer = f", or {fits[-1]} rank{'s' * (fits[-1] > 1)}" if fits else ""
+    problem = _split_problem(config, count)
+    if problem:
+        fewer = next(n for n in range(count - 1, 0, -1) if n == 1 or not _split_problem(config, n))
+        raise ConfigError(f"{problem}; {_sizes_for_ranks(config, count)}{fewer} rank{'s' * (fewer > 1)}.")
+
+
+def _agents_per_split(config: Config, count: int) -> int:
+    """Return what the number of agents must be a multiple of."""
+    return count * (config.trainer.num_workers * config.trainer.async_factor or 1) * config.world.agents_per_env
+
+
+def _split_problem(config: Config, count: int) -> str:
+    """Describe why a config cannot be divided over some ranks; "": it can."""
+    world, trainer = config.world, config.trainer
+    if world.agents % _agents_per_split(config, count):
+        shards = trainer.num_workers * trainer.async_factor
         each = f" with {shards} shards each (trainer.num_workers x trainer.async_factor)" * (shards > 1)
         envs = f" of whole environments of {world.agents_per_env} agents" * (world.agents_per_env > 1)
-        sizes = f"trainer.batch_size={nearest * config.rollout_length}"
-        raise ConfigError(
-            f"world.agents={world.agents} cannot be split evenly over {count} ranks{each}{envs}; try "
-            f"world.agents={nearest} {sizes}{fewer}."
-        )
+        return f"world.agents={world.agents} cannot be split evenly over {count} ranks{each}{envs}"
     segments = trainer.minibatch_size // trainer.bptt_horizon
     if segments < count:
-        raise ConfigError(
+        return (
             f"trainer.minibatch_size={trainer.minibatch_size} is {segments} segment{'s' * (segments > 1)} of "
-            f"{trainer.bptt_horizon} steps for {count} ranks; try trainer.minibatch_size="
-            f"{_least_minibatch(config, count)}, or {segments} rank{'s' * (segments > 1)}."
+            f"{trainer.bptt_horizon} steps for {count} ranks"
         )
+    return ""
 
 
-def _least_minibatch(config: Config, count: int) -> int:
-    """Return the least minibatch that has a segment for every rank and divides the batch."""
-    rows = config.trainer.batch_size // config.trainer.bptt_horizon
-    return config.trainer.bptt_horizon * next(n for n in range(count, rows + 1) if rows % n == 0)
+def _sizes_for_ranks(config: Config, count: int) -> str:
+    """Propose the nearest number of agents, and minibatches, that can be divided over some ranks."""
+    unit, horizon = _agents_per_split(config, count), config.trainer.bptt_horizon
+    agents = max(1, round(config.world.agents / unit)) * unit
+    batch_size = agents * config.rollout_length
+    rows, segments = batch_size // horizon, config.trainer.minibatch_size // horizon
+    divisors = {n for d in range(1, math.isqrt(rows) + 1) if rows % d == 0 for n in (d, rows // d)}
+    for size in sorted((n for n in divisors if n >= count), key=lambda n: (abs(n - segments), n)):
+        sizes = {"world.agents": agents, "trainer.batch_size": batch_size, "trainer.minibatch_size": size * horizon}
+        if _is_valid(config, sizes):
+            return f"try {' '.join(f'{key}={n}' for key, n in sizes.items() if lookup(config, key) != n)}, or "
+    return "try "
+
+
+def _is_valid(config: Config, overrides: Mapping[str, Any]) -> bool:
+    try:
+        override(config, overrides)
+    except ConfigError:
+        return False
+    return True
 
 
 def all_keys(world: str = "recall") -> dict[str, Any]:

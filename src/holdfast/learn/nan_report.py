@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from holdfast import ranks
+from holdfast.errors import OtherRankError
 from holdfast.learn.advantage import Targets
 from holdfast.learn.replay import replay
 from holdfast.learn.teachers import TeacherOutput
@@ -17,6 +18,8 @@ from holdfast.types import Int, Tensor
 from holdfast.worlds.obs import tensors_of
 
 NO_ROW = "no row of it alone"
+NOT_ITS_OWN = (NO_ROW, "advantages is not finite")
+"""In the report of a rank whose rows may be right: advantages are normalized over all ranks."""
 UNCHANGED = "the weights are those before this minibatch"
 LossFunction = Callable[[PolicyBatch, Segments, Targets, Sequence[TeacherOutput]], tuple[Tensor, dict[str, Tensor]]]
 
@@ -36,13 +39,15 @@ class NonFiniteReport:
     """Loss and metrics of outputs, rows, targets and teacher outputs."""
 
     def raise_of_all_ranks(self, when: str, batch_size: int) -> None:
-        """Raise the report of the first rank whose rows explain it."""
+        """Raise the report of the first rank whose rows explain it; the others raise that it has failed."""
         try:
             self.raise_(when, batch_size)
         except NonFiniteError as error:
             reports = ranks.gather(str(error))
-            texts = [f"rank {rank}: {text}" if len(reports) > 1 else text for rank, text in enumerate(reports)]
-            raise NonFiniteError(next((text for text in texts if NO_ROW not in text), texts[0])) from None
+            rank = min(range(len(reports)), key=lambda rank: [word in reports[rank] for word in NOT_ITS_OWN])
+            if rank == ranks.rank():
+                raise
+            raise OtherRankError(f"rank {rank}: {reports[rank]}") from None
 
     def raise_(self, when: str, batch_size: int) -> None:
         """Raise, naming the first non-finite tensor, its steps and its agents; replays `batch_size` rows a call.
@@ -54,7 +59,7 @@ class NonFiniteReport:
         obs = tensors_of(self.rows.steps["env_obs"])
         stored = {"env_obs" if len(obs) == 1 else f"env_obs.{n}": leaf for n, leaf in enumerate(obs)}
         stored |= {key: self.rows.steps[key] for key in ("rewards", "values", "act_log_prob")}
-        stored |= {"advantages": self.targets.advantages, "returns": self.targets.returns}
+        stored |= {"returns": self.targets.returns, "advantages": self.targets.advantages}
         for teacher in self.teacher_outputs:
             stored |= {f"{name} of teacher {teacher.name}": getattr(teacher, name) for name in ("params", "values")}
         self._raise_first(stored, when)
@@ -71,12 +76,12 @@ class NonFiniteReport:
 
     def _raise_first(self, named: dict[str, Tensor], when: str) -> None:
         """Raise for the first tensor `[B,T,...]` that is not finite at a valid step."""
-        valid, count = self.rows.steps["valid"], self.segments.segments_per_agent
+        valid = self.rows.steps["valid"]
         for name, tensor in named.items():
             bad = ~tensor.reshape(*valid.shape, -1).isfinite().all(-1) & valid
             if bool(bad.any()):
                 row, step = bad.nonzero()[0].tolist()
-                agents = sorted({int(number) // count for number in self.index[bad.any(1)]})
+                agents = sorted({self.segments.agent_of(int(number)) for number in self.index[bad.any(1)]})
                 raise NonFiniteError(
                     f"{when}: {name} is not finite: {agent_list(agents)}, first "
                     f"{self.segments.describe(int(self.index[row]), step)}; {UNCHANGED}."
@@ -96,7 +101,7 @@ class NonFiniteReport:
         """List the agents whose rows alone give a non-finite gradient."""
         rows = torch.arange(len(self.rows), device=self.index.device).split(1)
         bad = [row for row in rows if non_finite_in(self._backward(row)[1])]
-        return sorted({int(self.index[row]) // self.segments.segments_per_agent for row in bad})
+        return sorted({self.segments.agent_of(int(self.index[row])) for row in bad})
 
     def _backward(self, index: Int[Tensor, " rows"]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return the metrics and the gradients of some rows."""

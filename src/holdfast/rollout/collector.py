@@ -87,6 +87,8 @@ class Collector:
         """The step that the next rollout starts with."""
         self._clock = 0
         self._agent = torch.arange(world.agents, device=self.next_step.reward.device)
+        # Over all ranks, from the next rollout on.
+        self._agent_ids = self._agent
         group = len(world.groups[0]) if isinstance(world, AsyncWorld) else world.agents
         # Of a call of the policy, if one of several ranks had all agents.
         self._rows_alone = group * ranks.count() if ranks.count() > 1 else 0
@@ -113,11 +115,11 @@ class Collector:
     def rollout(self, version: int) -> Segments:
         """Collect one rollout with fixed weights."""
         clock = torch.arange(self._clock, self._clock + self.length, device=self._agent.device)
-        agent_ids = self._agent + ranks.rank() * self.world.agents
+        self._agent_ids = self._agent + ranks.rank() * self.world.agents
         actions, draw = self.policy.actions, self.policy.actions.draws_for
         if self._action_noise == "pink" and isinstance(actions, Gaussian):
             draw = partial(pink_draws_for, actions)
-        self.draws = draw(self.seed, agent_ids[:, None], clock)
+        self.draws = draw(self.seed, self._agent_ids[:, None], clock)
         if self._recorded is not None and self._recorded.is_ready():
             return self._finish(version, *self._recorded.collect(self.draws))
         recorders = self.entry_recorders()
@@ -150,7 +152,7 @@ class Collector:
             # On the CPU every step was checked.
             valid, when = self.steps["valid"], f"the rollout up to step {self._clock}"
             outputs = {key: torch.where(valid, self.steps[key], 0.0) for key in ("act_log_prob", "values")}
-            self._require_finite(outputs, valid.any(1), when)
+            self._require_finite(outputs, valid.any(1), ALL, when)
         return self._to_segments(self.steps, version, *states)
 
     def _groups(self) -> Iterator[AgentGroup]:
@@ -184,7 +186,7 @@ class Collector:
             if not math.isfinite(sum(float(output.sum()) for output in named.values())):
                 # The sum of an invalid agent's outputs may be anything, and large ones may overflow.
                 when = self._clock + (t if isinstance(t, int) else int(t.max()))
-                self._require_finite(named, step.valid, f"step {when}")
+                self._require_finite(named, step.valid, rows, f"step {when}")
         env_actions = self.policy.env_actions(outputs["actions"])
         with self.timer.timing("world"):
             if group.agent_ids is not None:
@@ -254,11 +256,13 @@ class Collector:
     def _state(self) -> TensorDict:
         return self.policy.store.read(0, self.world.agents)
 
-    def _require_finite(self, outputs: Mapping[str, Tensor], valid: Bool[Tensor, " A"], when: str) -> None:
+    def _require_finite(
+        self, outputs: Mapping[str, Tensor], valid: Bool[Tensor, " N"], rows: slice | Tensor, when: str
+    ) -> None:
         """Check the outputs of valid agents for NaN and Inf."""
         finite = {key: output.reshape(len(valid), -1).isfinite().all(1) for key, output in outputs.items()}
         if not bool((torch.stack(list(finite.values())) | ~valid).all()):
-            raise_non_finite_outputs(self.policy, finite, valid, when)
+            raise_non_finite_outputs(self.policy, finite, valid, self._agent_ids[rows], when)
 
     def _to_segments(
         self, steps: TensorDict, version: int, entry: TensorDict, burn_in_states: TensorDict | None = None

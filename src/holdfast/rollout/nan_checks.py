@@ -8,7 +8,7 @@ from torch import nn
 
 from holdfast.errors import ContractError
 from holdfast.rollout.segments import Segments
-from holdfast.types import Bool, Tensor
+from holdfast.types import Bool, Int, Tensor
 from holdfast.worlds.obs import far_outside
 
 MAX_NAMES = 4
@@ -39,14 +39,18 @@ def require_finite_weights(policy: nn.Module, when: str) -> None:
 
 
 def raise_non_finite_outputs(
-    policy: nn.Module, finite: Mapping[str, Bool[Tensor, " A"]], valid: Bool[Tensor, " A"], when: str
+    policy: nn.Module,
+    finite: Mapping[str, Bool[Tensor, " A"]],
+    valid: Bool[Tensor, " A"],
+    agents: Int[Tensor, " A"],
+    when: str,
 ) -> None:
     """Raise for the weights, or for the first output that is not finite for a valid agent."""
     require_finite_weights(policy, when)
     for name, mask in finite.items():
-        agents = (~mask & valid).nonzero().flatten().tolist()
-        if agents:
-            raise NonFiniteError(f"{when}: the policy's {name} are not finite for {agent_list(agents)}.")
+        bad = agents[~mask & valid].tolist()
+        if bad:
+            raise NonFiniteError(f"{when}: the policy's {name} are not finite for {agent_list(bad)}.")
 
 
 def report_outside_box(segments: Segments, space: spaces.Space[Any]) -> str:
@@ -56,7 +60,7 @@ def report_outside_box(segments: Segments, space: spaces.Space[Any]) -> str:
     count = int(outside.sum())
     if not count:
         return ""
-    agents = (outside.any(1).nonzero().flatten() // segments.segments_per_agent).unique().tolist()
+    agents = sorted({segments.agent_of(row) for row in outside.any(1).nonzero().flatten().tolist()})
     return (
         f"{count:,} of {segments.num_valid:,} observations are far outside of their space {space}: "
         f"{agent_list(agents)}. Training continues; correct the space or the observations."

@@ -126,10 +126,14 @@ class Segments:
         steps["rewards"], tail["rewards"] = function(steps["rewards"]), function(tail["rewards"])
         return replace(self, steps=steps, tail=tail)
 
+    def agent_of(self, row: int) -> int:
+        """Return the agent of a row, by its number over all ranks."""
+        return (ranks.rank() * len(self) + row) // self.segments_per_agent
+
     def describe(self, row: int, step: int) -> str:
         """Name the agent of a row and the step of the rollout."""
-        agent, segment = divmod(row, self.segments_per_agent)
-        return f"agent {agent}, step {segment * self.steps.shape[1] + step} of the rollout"
+        segment = row % self.segments_per_agent
+        return f"agent {self.agent_of(row)}, step {segment * self.steps.shape[1] + step} of the rollout"
 
 
 def minibatches(segments: Segments, rows: int, *, seed: int, epoch: int) -> Iterator[Int[Tensor, " rows"]]:

@@ -15,6 +15,7 @@ from holdfast.errors import writing
 from holdfast.report.check_page import PAGE, STYLE
 from holdfast.sweep.results import TrialResult, best_of, pareto_front, shown
 from holdfast.sweep.settings import SweepSettings
+from holdfast.sweep.space import Dimension
 from holdfast.version import __version__
 
 FILE = "sweep.html"
@@ -43,7 +44,7 @@ def sweep_page(
     else:
         text = f"Best is trial {best.index}: return {shown(best.score)}, {best.describe()}"
         verdict = f'<p class="verdict good">{escape(text)}</p>'
-        figures = _figures(results, best, importances)
+        figures = _figures(settings.dimensions, results, best, importances)
     body = [verdict, f"<p>{escape(_description(settings, results))}</p>", figures, _table(settings, results, best)]
     title = escape(f"Sweep {name}")
     page = PAGE.format(title=title, style=STYLE, body="\n".join(body), version=escape(__version__))
@@ -62,14 +63,16 @@ def _description(settings: SweepSettings, results: Sequence[TrialResult]) -> str
     )
 
 
-def _figures(results: Sequence[TrialResult], best: TrialResult, importances: Mapping[str, float]) -> str:
+def _figures(
+    dimensions: Sequence[Dimension], results: Sequence[TrialResult], best: TrialResult, importances: Mapping[str, float]
+) -> str:
     history = _figure("History", "Returns of the trials, and the best so far", lambda ax: _draw_history(ax, results))
     text = "Which keys explain the differences of return (PED-ANOVA)"
     important = _figure("Importances", text, lambda ax: _draw_importances(ax, importances)) if importances else ""
     front = _figure("Return and cost", "Returns of the trials over their cost", lambda ax: _draw_front(ax, results))
     keys = "".join(
-        _figure(key, f"Returns of the trials over {key}", lambda ax, key=key: _draw_key(ax, results, best, key))
-        for key in best.values
+        _figure(key.key, f"Returns of the trials over {key}", lambda ax, key=key: _draw_key(ax, results, best, key))
+        for key in dimensions
     )
     return history + front + important + keys
 
@@ -113,6 +116,7 @@ def _draw_front(ax: Axes, results: Sequence[TrialResult]) -> None:
     for result in front:
         place = (result.cost or 0.0, result.score or 0.0)
         ax.annotate(f"{result.index}", place, xytext=(5, -11), textcoords="offset points", fontsize=9)
+    ax.margins(0.1)
     ax.set(xlabel="cost in seconds, all seeds", ylabel="return")
     ax.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
@@ -123,12 +127,15 @@ def _draw_importances(ax: Axes, importances: Mapping[str, float]) -> None:
     ax.set(xlabel="importance", ylim=(-0.6, max(len(names) - 0.4, 1.6)))
 
 
-def _draw_key(ax: Axes, results: Sequence[TrialResult], best: TrialResult, key: str) -> None:
+def _draw_key(ax: Axes, results: Sequence[TrialResult], best: TrialResult, dimension: Dimension) -> None:
     # A damaged study may have lost the value of a trial.
+    key = dimension.key
     scored = [result for result in results if result.score is not None and key in result.values]
     values = [result.values[key] for result in scored]
-    if values and all(isinstance(value, float) for value in values) and max(values) > 10 * min(values) > 0:
+    if dimension.log:
         ax.set_xscale("log")
+    # Choices lie in the order in which they were typed, also those that no finished trial has.
+    ax.plot(dimension.choices, [best.score or 0.0] * len(dimension.choices), alpha=0)
     ax.plot(values, [result.score or 0.0 for result in scored], "o", color=INK)
     ax.plot([best.values[key]], [best.score or 0.0], "o", color=BEST)
     ax.set(xlabel=key, ylabel="return")

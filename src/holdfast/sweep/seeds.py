@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +24,7 @@ from rich.text import Text
 from holdfast.build import select_device
 from holdfast.checkpoint.run_dir import RunDir, new_folder
 from holdfast.config.run import Config
+from holdfast.report.report_page import MAX_RUNS, write_report
 from holdfast.sweep.processes import exit_reason, last_line, stop_all, terminating_cleanly
 from holdfast.sweep.seed_results import (
     CPU,
@@ -38,8 +37,6 @@ from holdfast.sweep.seed_results import (
     write_results,
 )
 
-REPORT = "holdfast.report.report_page"
-"""The module that writes report.html."""
 POLL_S, LINE_S = 0.5, 30.0
 TAIL_BYTES = 1 << 14
 
@@ -102,17 +99,17 @@ def train_seeds(
         return False
     out.print(results_table(plan, results))
     out.print(scores_line(results))
-    _write_report(folder, plan, results, out)
+    if config.report != "off":
+        _write_report(folder, plan, results, out)
     out.print(f"results {folder / 'seeds.json'}")
     return all(results[seed]["finished"] for seed in plan.seeds)
 
 
 def _write_report(folder: Path, plan: SeedsPlan, results: Results, out: Console) -> None:
     runs = [folder / f"seed{seed}" for seed in plan.seeds if results[seed]["finished"]]
-    if runs and find_spec(REPORT) is not None:
-        target = folder / "report.html"
-        import_module(REPORT).write_report(runs, target)
-        out.print(f"report {target}")
+    if runs:
+        first = f" (the first {MAX_RUNS} seeds)" if len(runs) > MAX_RUNS else ""
+        out.print(f"report {write_report(runs[:MAX_RUNS], folder / 'report.html')}{first}")
 
 
 def _slots(config: Config, unit: str) -> list[dict[str, str]]:

@@ -1,6 +1,7 @@
 """Training on several ranks: their checkpoints in the format of one process, and the rank that all wait for."""
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -9,8 +10,11 @@ from typing import Any
 import torch
 
 from holdfast import ranks
-from holdfast.checkpoint.format import TrainingSnapshot
+from holdfast.checkpoint.format import Checkpoint, TrainingSnapshot, environment
 from holdfast.checkpoint.manager import CheckpointManager
+from holdfast.checkpoint.run_dir import RunDir, policy_files
+from holdfast.config.run import Config
+from holdfast.policies import LSTMWrapper
 from holdfast.types import Tensor
 from holdfast.worlds.reshard import join_ranks
 
@@ -102,7 +106,8 @@ class SharedCheckpoints:
 
     def __init__(self, manager: CheckpointManager | None, num_workers: int) -> None:
         self._manager, self._num_workers = manager, num_workers
-        self._latest_snapshot: TrainingSnapshot | None = None
+        # Two: an update that makes weights non-finite is noticed one iteration later.
+        self._snapshots: deque[TrainingSnapshot] = deque(maxlen=2)
 
     @property
     def latest(self) -> Path | None:
@@ -119,25 +124,49 @@ class SharedCheckpoints:
         if ranks.count() == 1 and self._manager is not None:
             self._manager.save_if_due(snapshot, evaluated=evaluated)
             return
-        self._latest_snapshot = snapshot
+        self._snapshots.append(snapshot)
         due = self._manager is not None and self._manager.is_due(snapshot, evaluated=evaluated)
-        if ranks.any_of(due):
-            self._gather(evaluated)
+        if ranks.any_of(due and snapshot.is_finite):
+            self._gather(snapshot, evaluated)
 
     def gather_last(self) -> None:
-        """Gather the last complete iteration, while all ranks still run."""
-        if self._latest_snapshot is not None:
-            self._gather(evaluated=False)
+        """Gather the last complete iteration with finite weights, which are those of all ranks, while all still run."""
+        finite = [snapshot for snapshot in self._snapshots if snapshot.is_finite]
+        if finite:
+            self._gather(finite[-1], evaluated=False)
 
-    def _gather(self, evaluated: bool) -> None:
-        assert self._latest_snapshot is not None
-        snapshot, self._latest_snapshot = merge(self._latest_snapshot, self._num_workers), None
-        if snapshot is not None and self._manager is not None:
-            self._manager.save_if_due(snapshot, evaluated=evaluated)
+    def _gather(self, snapshot: TrainingSnapshot, evaluated: bool) -> None:
+        self._snapshots.clear()
+        merged = merge(snapshot, self._num_workers)
+        if merged is not None and self._manager is not None:
+            self._manager.save_if_due(merged, evaluated=evaluated)
 
     def save_final(self) -> str:
         """Save the last complete iteration with finite weights, if not saved yet; return a message."""
         return "" if self._manager is None else self._manager.save_final()
+
+
+def make_checkpoints(
+    config: Config,
+    folder: RunDir,
+    policy: LSTMWrapper,
+    alarm: Callable[[str], object],
+    resumed_from: Checkpoint | None,
+) -> SharedCheckpoints:
+    """Return the checkpoints of a run, which rank 0 writes."""
+    trainer = config.trainer
+    if not ranks.is_main():
+        return SharedCheckpoints(None, trainer.num_workers)
+    manager = CheckpointManager(
+        folder,
+        policy_files(config, policy),
+        environment(next(policy.parameters()).device),
+        interval=trainer.checkpoint_interval,
+        keep=trainer.keep_checkpoints,
+        alarm=alarm,
+        resumed_from=resumed_from,
+    )
+    return SharedCheckpoints(manager, trainer.num_workers)
 
 
 class SlowRanks:

@@ -32,7 +32,8 @@ def mark_launch(folder: Path) -> None:
 
 def find_restarted_run(config: Config) -> Path | None:
     """Find the run that this launch created before it restarted its ranks; None: it is the first time."""
-    if all(os.environ.get(name, "0") in ("", "0") for name in COUNTS):
+    # On several machines, the launcher of one may not count a restart that another began.
+    if not ranks.any_of(any(os.environ.get(name, "0") not in ("", "0") for name in COUNTS)):
         return None
     path = None
     if ranks.is_main():

@@ -105,7 +105,8 @@ def locked_run(path: Path) -> Iterator[None]:
 
 def shared_resume_point(path: Path, overrides: Mapping[str, Any]) -> ResumePoint:
     """Find the checkpoint to resume from on rank 0, the same one for all ranks."""
-    point = find_resume_point(path, overrides) if ranks.is_main() else None
+    with ranks.failing_together():
+        point = find_resume_point(path, overrides) if ranks.is_main() else None
     fields = ranks.broadcast(None if point is None else (point.checkpoint, point.config, point.override_keys))
     if point is not None:
         return point

@@ -7,8 +7,11 @@ from contextlib import contextmanager
 from queue import SimpleQueue
 from types import FrameType
 
+from holdfast import ranks
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 MESSAGE = "stopping after this iteration; press Ctrl-C again to stop now, saved at the last complete iteration"
+MESSAGE_OF_RANKS = "stopping after this iteration"
 FORCE_QUIT = 3
 """The signal that ends a run even while it is being saved."""
 
@@ -24,9 +27,12 @@ class StopRequest:
 
     @contextmanager
     def interruptible(self, signals: int) -> Iterator[None]:
-        """Leave this block, by KeyboardInterrupt, as soon as so many signals have arrived."""
+        """Leave this block, by KeyboardInterrupt, as soon as so many signals have arrived.
+
+        With several ranks two do not suffice: one that leaves alone would not meet the others to save.
+        """
         try:
-            self._interrupt_at = signals
+            self._interrupt_at = signals if ranks.count() == 1 or signals == 1 else FORCE_QUIT
             try:
                 yield
             finally:
@@ -42,7 +48,7 @@ class StopRequest:
         if self._signals >= self._interrupt_at:
             raise KeyboardInterrupt
         if self._signals == 1:
-            self.messages.put(MESSAGE)
+            self.messages.put(MESSAGE if ranks.count() == 1 else MESSAGE_OF_RANKS)
 
     def print_messages(self, log: Callable[[str], object]) -> None:
         """Print what the handler reports, until None arrives."""

@@ -22,12 +22,10 @@ from holdfast.build import (
     total_memory,
     with_env,
 )
-from holdfast.checkpoint.format import environment
-from holdfast.checkpoint.manager import CheckpointManager
-from holdfast.checkpoint.run_dir import ERRORS, RunDir, create_run_dir, load_weights, new_folder, policy_files
+from holdfast.checkpoint.run_dir import ERRORS, RunDir, create_run_dir, load_weights, new_folder
 from holdfast.config.run import Config, require_ranks
 from holdfast.config.sizes import check_sizes, explaining_allocations
-from holdfast.errors import ConfigError, recording_errors
+from holdfast.errors import ConfigError, OtherRankError, recording_errors
 from holdfast.evaluation.periodic_and_final import check_eval_worlds, final_evaluation, periodic_evaluation, score_of
 from holdfast.learn import Teacher
 from holdfast.monitor import AgentTrace
@@ -39,10 +37,10 @@ from holdfast.report.console import RunConsole, RunNotices
 from holdfast.report.metrics import MetricsFile, read_lines
 from holdfast.report.text import title_of
 from holdfast.report.trackers import Trackers, open_trackers, require_trackers
-from holdfast.rollout.nan_checks import require_finite_weights
+from holdfast.rollout.nan_checks import NonFiniteError, require_finite_weights
 from holdfast.training.banner import format_arguments, name_of_run, print_banner
 from holdfast.training.callbacks import Callback, TrainingIteration, call, require_callbacks
-from holdfast.training.distributed import SharedCheckpoints
+from holdfast.training.distributed import SharedCheckpoints, make_checkpoints
 from holdfast.training.final_report import make_timeline, write_final_report
 from holdfast.training.restart import find_restarted_run, mark_launch
 from holdfast.training.resume import ResumePoint, locked_run, shared_resume_point
@@ -166,8 +164,9 @@ def train(
 def _resumed(stack: ExitStack, setup: Setup, path: Path, overrides: Mapping[str, Any], env: EnvLike | None) -> Setup:
     """Lock a run's folder, and return the setup of the run that continues it."""
     stack.enter_context(names_from(path))
-    if ranks.is_main():
-        stack.enter_context(locked_run(path))
+    with ranks.failing_together():
+        if ranks.is_main():
+            stack.enter_context(locked_run(path))
     point = shared_resume_point(path, overrides)
     require_same_policy(point.config, setup.policy)
     return replace(setup, config=with_env(point.config, env), resume_point=point)
@@ -182,17 +181,23 @@ def _train_loop(run: Run) -> RunResult:
             checkpoints.save_if_due(trainer.snapshot(None, run.log_state()))
         with run.console, stop.interruptible(signals=2):
             while _goes_on(run):
-                segments = trainer.collect()
+                with ranks.failing_together(checkpoints.gather_last):
+                    segments = trainer.collect()
                 checks = trainer.check_replay(segments)
                 if run.timeline is not None:
                     run.timeline.record(segments, trainer.iteration)
-                metrics = trainer.update(segments) | checks
-                metrics = ranks.broadcast(metrics | _evaluate_if_due(run))
-                iteration = TrainingIteration(trainer, metrics, policy=run.policy, folder=run.folder.path, stop=stop)
-                call(run.callbacks, iteration)
-                run.logger.log(metrics)
-                if ranks.is_main():
-                    run.console.show(metrics)
+                try:
+                    metrics = trainer.update(segments) | checks
+                except (NonFiniteError, OtherRankError):
+                    # All ranks raise it at the same place.
+                    checkpoints.gather_last()
+                    raise
+                with ranks.failing_together(checkpoints.gather_last):
+                    metrics |= _evaluate_if_due(run)
+                metrics = ranks.broadcast(metrics)
+                with ranks.failing_together(checkpoints.gather_last):
+                    _report_iteration(run, metrics)
+                trainer.share_numbers()
                 evaluated, score = score_of(config, metrics)
                 snapshot = trainer.snapshot(score, run.log_state())
                 checkpoints.save_if_due(snapshot, evaluated=evaluated)
@@ -228,6 +233,15 @@ def _train_loop(run: Run) -> RunResult:
     return RunResult(run.folder.path, checkpoints.latest, run.policy, run.spec, summary, finished, report)
 
 
+def _report_iteration(run: Run, metrics: Metrics) -> None:
+    """Call the callbacks, which all ranks do, then log and show the metrics, with what they have added."""
+    folder = run.folder.path
+    call(run.callbacks, TrainingIteration(run.trainer, metrics, policy=run.policy, folder=folder, stop=run.stop))
+    run.logger.log(metrics)
+    if ranks.is_main():
+        run.console.show(metrics)
+
+
 def _goes_on(run: Run) -> bool:
     """Whether there is another iteration; a signal to one rank ends the run on all of them."""
     run.stop.requested = ranks.any_of(run.stop.requested)
@@ -237,9 +251,10 @@ def _goes_on(run: Run) -> bool:
 def _setup(stack: ExitStack, setup: Setup, callbacks: Sequence[Callback]) -> Run:
     """Build everything a run needs; `stack` closes what must be closed."""
     config, resume_point = setup.config, setup.resume_point
-    device = select_device(config)
-    require_ranks(config, ranks.count())
-    check_sizes(config, total_memory(device))
+    with ranks.failing_together():
+        device = select_device(config)
+        require_ranks(config, ranks.count())
+        check_sizes(config, total_memory(device))
     stack.enter_context(explaining_allocations(config))
     if config.threads:
         stack.callback(torch.set_num_threads, torch.get_num_threads())
@@ -248,14 +263,14 @@ def _setup(stack: ExitStack, setup: Setup, callbacks: Sequence[Callback]) -> Run
     stack.enter_context(torch.random.fork_rng(devices=[device] if device.type == "cuda" else []))
     torch.manual_seed(rng.derive_seed(config.seed, rng.STREAM_RANK, ranks.rank()) if ranks.rank() else config.seed)
     seed = config.seed if resume_point is None else resume_point.world_seed
-    with recording_errors(partial(_error_file, config, resume_point)):
+    with ranks.failing_together(), recording_errors(partial(_error_file, config, resume_point)):
         world = stack.enter_context(closing_world(build_training_world(config, device, seed), config.world))
         policy_config = config if resume_point is None else saved_policy_config(resume_point.checkpoint, config)
         policy = build_policy(policy_config, world, device, setup.policy)
-        ranks.copy_from_main([*policy.parameters(), *policy.buffers()])
         check_eval_worlds(config, policy, device)
-    require_trackers(**_tracker_modes(config))
-    teachers = build_teachers(config, world, policy, resume_point and resume_point.folder.teachers)
+        require_trackers(**_tracker_modes(config))
+        teachers = build_teachers(config, world, policy, resume_point and resume_point.folder.teachers)
+    ranks.copy_from_main([*policy.parameters(), *policy.buffers()])
     trace = None if config.trace is None or not ranks.is_main() else AgentTrace(policy, world.agents, config.trace)
     # That of a resumed run is locked since before its checkpoint was read.
     folder = _create_folder(stack, setup, policy, teachers) if resume_point is None else resume_point.folder
@@ -281,7 +296,7 @@ def _setup(stack: ExitStack, setup: Setup, callbacks: Sequence[Callback]) -> Run
         trainer,
         console,
         notices,
-        checkpoints=_make_checkpoints(config, folder, policy, device, console, resume_point),
+        checkpoints=make_checkpoints(config, folder, policy, console.alarm, resume_point and resume_point.checkpoint),
         logger=_make_logger(stack, config, folder, console, trainer, resume_point),
         stop=stack.enter_context(stop_on_signals(console.print)),
         callbacks=callbacks,
@@ -289,39 +304,18 @@ def _setup(stack: ExitStack, setup: Setup, callbacks: Sequence[Callback]) -> Run
     )
 
 
-def _make_checkpoints(
-    config: Config,
-    folder: RunDir,
-    policy: LSTMWrapper,
-    device: torch.device,
-    console: RunConsole,
-    resume_point: ResumePoint | None,
-) -> SharedCheckpoints:
-    if not ranks.is_main():
-        return SharedCheckpoints(None, config.trainer.num_workers)
-    manager = CheckpointManager(
-        folder,
-        policy_files(config, policy),
-        environment(device),
-        interval=config.trainer.checkpoint_interval,
-        keep=config.trainer.keep_checkpoints,
-        alarm=console.alarm,
-        resumed_from=resume_point and resume_point.checkpoint,
-    )
-    return SharedCheckpoints(manager, config.trainer.num_workers)
-
-
 def _create_folder(stack: ExitStack, setup: Setup, policy: LSTMWrapper, teachers: Iterable[Teacher]) -> RunDir:
     """Create and lock the folder of a new run, with copies of its teachers. Rank 0 does; the others get its path."""
-    if not ranks.is_main():
-        return RunDir(ranks.broadcast(Path()))
-    folder = create_run_dir(setup.config, name_of_run(setup.config), setup.command, policy)
-    for teacher in teachers:
-        folder.keep_teacher(teacher.name, teacher.files)
-    stack.enter_context(folder.locked())
-    mark_launch(folder.path)
-    ranks.broadcast(folder.path)
-    return folder
+    path = Path()
+    with ranks.failing_together():
+        if ranks.is_main():
+            folder = create_run_dir(setup.config, name_of_run(setup.config), setup.command, policy)
+            for teacher in teachers:
+                folder.keep_teacher(teacher.name, teacher.files)
+            stack.enter_context(folder.locked())
+            mark_launch(folder.path)
+            path = folder.path
+    return RunDir(ranks.broadcast(path))
 
 
 def _make_console(

@@ -60,7 +60,7 @@ class Trainer:
         """Finished episodes."""
         self._numbers: dict[str, float] = {}
         self._worker_error: WorkerError | None = None
-        self._slow_ranks = SlowRanks()
+        self._slow_ranks, self._rollout_s = SlowRanks(), 0.0
         self._checks_boxes = has_bounds(world.spec.observation_space)
         trainer = config.trainer
         self._monitor = TrainingMonitor(policy, world.agents, trainer.monitor, total_steps=config.steps)
@@ -106,19 +106,23 @@ class Trainer:
             raise ConfigError(str(error)) from None
         self._numbers[key] = number
 
+    def share_numbers(self) -> None:
+        """Take the numbers that were set on rank 0."""
+        self._numbers = ranks.broadcast(self._numbers)
+
     def unset(self, keys: Iterable[str]) -> None:
         """Go back to the config for some keys."""
         for key in keys:
             self._numbers.pop(key, None)
 
     def collect(self) -> Segments:
-        """Collect one rollout."""
+        """Collect one rollout; a rank does so alone, without collective calls."""
         if self._worker_error is not None:
             raise self._worker_error
         with self._monitor.resets.track():
             start = time.perf_counter()
             segments = self._collector.rollout(version=self.iteration)
-        self._notices.alarm(self._slow_ranks.check(time.perf_counter() - start))
+        self._rollout_s = time.perf_counter() - start
         self._notices.rollout(segments, self.iteration)
         if self._checks_boxes:
             report = report_outside_box(segments, self._collector.world.spec.observation_space)
@@ -140,6 +144,7 @@ class Trainer:
     def update(self, segments: Segments) -> dict[str, int | float]:
         """Update the policy on a rollout, which completes the iteration; return its metrics."""
         iteration, collector, monitor = self.iteration, self._collector, self._monitor
+        self._notices.alarm(self._slow_ranks.check(self._rollout_s))
         progress = iteration / self.iterations
         config = trainer_config_at(self._config, progress, self._numbers)
         with collector.timer.timing("update"):
