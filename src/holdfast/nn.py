@@ -54,6 +54,7 @@ class _Recurrent(nn.Module):
         """Run a sequence `[T,B,D]`, or `[T,D]` without a batch; return the outputs and the leaves of the state."""
         is_batched = self._check_input(x)
         state = (state,) if isinstance(state, Tensor) else state
+        self._check_types(x, state)
         if not is_batched:
             x, first, valid = (each if each is None else each.unsqueeze(self._batch_axis) for each in (x, first, valid))
             state = state if state is None else tuple(leaf.unsqueeze(1) for leaf in state)
@@ -93,13 +94,13 @@ class _Recurrent(nn.Module):
             )
         if x.dim() not in (2, 3) or x.shape[-1] != size or not x.shape[self._time_axis if x.dim() == 3 else 0]:
             raise ContractError(f"x is {list(x.shape)}, must be {axes}{size}] or [T,{size}] with at least one step.")
-        self._check_dtype("x", x)
         return x.dim() == 3
 
-    def _check_dtype(self, name: str, value: Tensor) -> None:
+    def _check_types(self, x: Tensor, state: Leaves | None) -> None:
         dtype = next(self.parameters()).dtype
-        if value.dtype != dtype and not (value.is_floating_point() and is_autocast(value.device.type)):
-            raise ContractError(f"{name} is {value.dtype}, the weights are {dtype}; convert it by .to({dtype}).")
+        for name, value in (("x", x), *(("The state", leaf) for leaf in state or ())):
+            if value.dtype != dtype and not (value.is_floating_point() and is_autocast(value.device.type)):
+                raise ContractError(f"{name} is {value.dtype}, the weights are {dtype}; convert it by .to({dtype}).")
 
     def _check_state(self, x: Tensor, state: Leaves | None) -> Leaves:
         size = (self.num_layers, x.shape[self._batch_axis], self.hidden_size)
@@ -111,8 +112,6 @@ class _Recurrent(nn.Module):
             raise ContractError(
                 f"The state is {shapes}, must be {[list(size)] * len(self.state_keys)}: layers, batch, hidden."
             )
-        for leaf in state:
-            self._check_dtype("The state", leaf)
         return state
 
     def _check_mask(self, x: Tensor, name: str, mask: Tensor | None) -> Tensor | None:

@@ -9,6 +9,10 @@ from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
 
 # From 2.9 on torch names a precision for each kind of product, and mixing those with the flags of before raises.
 NAMES_PRECISIONS = torch.__version__ >= "2.9"
+# Compared once: a comparison parses both versions.
+_TELLS_EXPORT = torch.__version__ >= "2.7"
+_KIND = _functorch.TransformType
+_OPAQUE = {_KIND.Vmap, _KIND.Jvp} | (set() if torch.__version__ >= "2.11" else {_KIND.Grad})
 
 
 def recurrent_tf32() -> bool:
@@ -36,7 +40,7 @@ def matmul_precision(*, tf32: bool) -> Iterator[None]:
 
 def is_exporting() -> bool:
     """Return whether `torch.export` traces; torch before 2.7 does not tell it from `torch.compile`."""
-    return torch.compiler.is_exporting() if torch.__version__ >= "2.7" else torch.compiler.is_compiling()
+    return torch.compiler.is_exporting() if _TELLS_EXPORT else torch.compiler.is_compiling()
 
 
 def is_opaque() -> bool:
@@ -46,6 +50,4 @@ def is_opaque() -> bool:
     """
     if torch.compiler.is_compiling():
         return False
-    kind, levels = _functorch.TransformType, _functorch.get_interpreter_stack() or ()
-    kinds = (kind.Vmap, kind.Jvp) if torch.__version__ >= "2.11" else (kind.Vmap, kind.Jvp, kind.Grad)
-    return any(level.key() in kinds for level in levels)
+    return any(level.key() in _OPAQUE for level in _functorch.get_interpreter_stack() or ())

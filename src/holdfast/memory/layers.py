@@ -73,7 +73,8 @@ class RecurrentLayers(ABC):
         """Process one step `[B,D]` or one segment `[B,T,D]`; the returned state has the dtypes of the one before."""
         device = x.device.type
         autocast = is_autocast(device)
-        dtype = torch.get_autocast_dtype(device) if autocast else self.layer(0)[0].dtype
+        weight: Any = self.torch_rnn().weight_ih_l0
+        dtype = torch.get_autocast_dtype(device) if autocast else weight.dtype
         if self._has_kernel(x.device, dtype):
             y, after = self._run_kernel(x, state, clear, valid, dtype)
         else:
