@@ -178,3 +178,19 @@ class ReplaysFromZeros(ReferenceModel):
 def test_check_finds_broken_models(model, law):
     laws = holdfast.check(make_runner(model).alg.actor)
     assert not laws[law].ok
+
+
+@pytest.mark.slow
+def test_pole_without_velocities_is_learned():
+    runner = make_runner(
+        OURS, PoleVecEnv(64, 1), 1, hidden=32, steps=32, algorithm={"num_learning_epochs": 5, "num_mini_batches": 4}
+    )
+    runner.learn(80)
+    env, act = PoleVecEnv(64, 101), runner.get_inference_policy()
+    act.reset()
+    with torch.inference_mode():
+        for _ in range(200):
+            _, _, dones, extras = env.step(act(env.get_observations()))
+            act.reset(dones)
+    # Every episode of 200 steps ends by its limit.
+    assert extras["time_outs"].float().mean() > 0.9
