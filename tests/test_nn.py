@@ -278,6 +278,21 @@ def test_import_loads_the_layers_and_no_package_but_jaxtyping():
     assert loaded_by("holdfast.nn") == [["holdfast", *(f"holdfast.{name}" for name in names.split())], []]
 
 
+TIMED = """
+import time, torch
+start = time.process_time()
+import holdfast, {module}
+print(time.process_time() - start)
+"""
+
+
+@pytest.mark.parametrize("module", ["holdfast", "holdfast.nn", "holdfast.check"])
+def test_import_takes_less_than_a_third_of_a_second_beyond_torch(module):
+    code = TIMED.format(module=module)
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert float(process.stdout) < 0.3, process.stderr
+
+
 def test_import_of_check_loads_no_trainer_and_no_environments():
     assert loaded_by("holdfast.check") == [["holdfast", "holdfast.check", "holdfast.version"], []]
 
@@ -302,6 +317,26 @@ def test_flags_may_be_floats_as_in_cleanrl():
     assert module(x, None, first.float())[0].equal(module(x, None, first)[0])
 
 
+@pytest.mark.usefixtures("annotations_asleep")
+def test_gru_refuses_the_state_of_an_lstm():
+    with pytest.raises(ContractError, match=r"state is \[\[1, 2, 4\], \[1, 2, 4\]\], must be \[\[1, 2, 4\]\]"):
+        holdfast.nn.GRU(3, 4)(torch.randn(5, 2, 3), (torch.zeros(1, 2, 4),) * 2)
+
+
+@lstm_and_gru
+def test_shapes_without_numbers(kind):
+    y, _ = KINDS[kind][0](3, 4, 2, device="meta")(torch.empty(5, 2, 3, device="meta"))
+    assert (y.shape, y.device.type) == ((5, 2, 4), "meta")
+
+
+def test_min_lstm_takes_the_constructor_of_torch():
+    module = holdfast.nn.MinLSTM(3, 4, 2, False, True, 0.0, False, 0, "cpu", torch.float64)
+    assert [name for name, _ in module.named_parameters()] == ["gates.0.weight", "gates.1.weight"]
+    assert module(torch.randn(2, 5, 3).double())[0].shape == (2, 5, 4)
+    with pytest.raises(ConfigError, match=r"holdfast.nn.MinLSTM\(dropout=0.1\)"):
+        holdfast.nn.MinLSTM(3, 4, dropout=0.1)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -315,6 +350,7 @@ def test_options_that_are_not_supported_are_refused(options, words):
         holdfast.nn.LSTM(3, 4, **options)
 
 
+@pytest.mark.usefixtures("annotations_asleep")
 @pytest.mark.parametrize(
     ("call", "words"),
     [
@@ -324,8 +360,19 @@ def test_options_that_are_not_supported_are_refused(options, words):
         (lambda lstm, x: lstm(x, None, torch.zeros(2, 5)), r"first is \[2, 5\], must be \[5, 2\]"),
         (lambda lstm, x: lstm(x, None, None, torch.zeros(5)), r"valid is \[5\], must be \[5, 2\]"),
         (lambda lstm, x: lstm(nn.utils.rnn.pack_sequence([x[:, 0]])), "is a PackedSequence, must be a tensor"),
+        (
+            lambda lstm, x: lstm(x, torch.zeros(1, 2, 4)),
+            r"state is \[\[1, 2, 4\]\], must be \[\[1, 2, 4\], \[1, 2, 4\]\]",
+        ),
+        (lambda lstm, x: lstm(x, None, [[0, 0]] * 5), "first is a list, must be a tensor"),
+        (
+            lambda lstm, x: lstm(x.double()),
+            r"x is torch.float64, the weights are torch.float32; .*\.to\(torch.float32\)",
+        ),
+        (lambda lstm, x: lstm(x[:1].long()), "x is torch.int64, the weights are torch.float32"),
+        (lambda lstm, x: lstm(x, (torch.zeros(1, 2, 4).double(),) * 2), "The state is torch.float64, the weights are"),
     ],
 )
-def test_wrong_shapes_are_refused(call, words):
+def test_wrong_shapes_and_types_are_refused(call, words):
     with pytest.raises(ContractError, match=words):
         call(holdfast.nn.LSTM(3, 4), torch.randn(5, 2, 3))

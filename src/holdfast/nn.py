@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
 from holdfast.errors import ConfigError, ContractError
-from holdfast.memory.layers import GRULayers, Kernel, LSTMLayers, RecurrentLayers, detached
+from holdfast.memory.layers import GRULayers, Kernel, LSTMLayers, RecurrentLayers, detached, is_autocast
 from holdfast.memory.scan import MinLSTMLayers, make_gates
 from holdfast.torch_versions import is_opaque
 from holdfast.types import Tensor
@@ -38,11 +38,23 @@ class _Recurrent(nn.Module):
     run_reference: Any
     """The same, step by step."""
 
+    def _refuse(self, dropout: float, bidirectional: bool, proj_size: int) -> None:
+        """Raise for options of torch that are not supported."""
+        name = f"holdfast.nn.{type(self).__name__}"
+        if dropout:
+            raise ConfigError(f"{name}(dropout={dropout}): replay needs the same masks; use 0 and nn.Dropout on y.")
+        if bidirectional:
+            raise ConfigError(f"{name}(bidirectional=True): an agent cannot read later steps; use False.")
+        if proj_size:
+            raise ConfigError(f"{name}(proj_size={proj_size}) is not supported; use 0 and nn.Linear on y.")
+
     def _run_sequence(
-        self, x: Any, state: Leaves | None, first: Tensor | None, valid: Tensor | None
+        self, x: Any, state: Leaves | Tensor | None, first: Tensor | None, valid: Tensor | None
     ) -> tuple[Tensor, Leaves]:
         """Run a sequence `[T,B,D]`, or `[T,D]` without a batch; return the outputs and the leaves of the state."""
         is_batched = self._check_input(x)
+        state = (state,) if isinstance(state, Tensor) else state
+        self._check_types(x, state)
         if not is_batched:
             x, first, valid = (each if each is None else each.unsqueeze(self._batch_axis) for each in (x, first, valid))
             state = state if state is None else tuple(leaf.unsqueeze(1) for leaf in state)
@@ -84,6 +96,12 @@ class _Recurrent(nn.Module):
             raise ContractError(f"x is {list(x.shape)}, must be {axes}{size}] or [T,{size}] with at least one step.")
         return x.dim() == 3
 
+    def _check_types(self, x: Tensor, state: Leaves | None) -> None:
+        dtype = next(self.parameters()).dtype
+        for name, value in (("x", x), *(("The state", leaf) for leaf in state or ())):
+            if value.dtype != dtype and not (value.is_floating_point() and is_autocast(value.device.type)):
+                raise ContractError(f"{name} is {value.dtype}, the weights are {dtype}; convert it by .to({dtype}).")
+
     def _check_state(self, x: Tensor, state: Leaves | None) -> Leaves:
         size = (self.num_layers, x.shape[self._batch_axis], self.hidden_size)
         if state is None:
@@ -99,6 +117,8 @@ class _Recurrent(nn.Module):
     def _check_mask(self, x: Tensor, name: str, mask: Tensor | None) -> Tensor | None:
         if mask is None:
             return None
+        if not isinstance(mask, Tensor):
+            raise ContractError(f"{name} is a {type(mask).__name__}, must be a tensor.")
         if mask.shape != x.shape[:2]:
             raise ContractError(f"{name} is {list(mask.shape)}, must be {list(x.shape[:2])} as the first axes of x.")
         mask = mask if mask.dtype == torch.bool else mask != 0
@@ -130,13 +150,7 @@ class _TorchRNN(RecurrentLayers, _Recurrent, nn.RNNBase):
         detach: bool = False,
         kernel: Kernel = "auto",
     ) -> None:
-        name = f"holdfast.nn.{type(self).__name__}"
-        if dropout:
-            raise ConfigError(f"{name}(dropout={dropout}): replay needs the same masks; use 0 and nn.Dropout on y.")
-        if bidirectional:
-            raise ConfigError(f"{name}(bidirectional=True): an agent cannot read later steps; use False.")
-        if proj_size:
-            raise ConfigError(f"{name}(proj_size={proj_size}) is not supported; use 0 and nn.Linear on y.")
+        self._refuse(dropout, bidirectional, proj_size)
         nn.RNNBase.__init__(
             self, self.torch_mode, input_size, hidden_size, num_layers, bias, batch_first, device=device, dtype=dtype
         )
@@ -179,7 +193,7 @@ class GRU(GRULayers, _TorchRNN):
         valid: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Run a sequence; where `valid` is false the output is 0 and the state unchanged."""
-        y, (h,) = self._run_sequence(x, None if state is None else (state,), first, valid)
+        y, (h,) = self._run_sequence(x, state, first, valid)
         return y, h
 
 
@@ -188,12 +202,25 @@ class MinLSTM(MinLSTMLayers, _Recurrent):
     """Stacked minLSTM layers, computed by a parallel scan, with the interface of `torch.nn.GRU`."""
 
     def __init__(
-        self, input_size: int, hidden_size: int, num_layers: int = 1, batch_first: bool = False, *, detach: bool = False
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        proj_size: int = 0,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        *,
+        detach: bool = False,
     ) -> None:
         super().__init__()
+        self._refuse(dropout, bidirectional, proj_size)
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
         self.batch_first, self.detach = batch_first, detach
-        self.gates = make_gates(input_size, hidden_size, num_layers)
+        self.gates = make_gates(input_size, hidden_size, num_layers, bias=bias).to(device, dtype)
 
     def forward(
         self,
@@ -203,5 +230,5 @@ class MinLSTM(MinLSTMLayers, _Recurrent):
         valid: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Run a sequence; where `valid` is false the output is 0 and the state unchanged."""
-        y, (h,) = self._run_sequence(x, None if state is None else (state,), first, valid)
+        y, (h,) = self._run_sequence(x, state, first, valid)
         return y, h

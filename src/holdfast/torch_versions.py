@@ -10,6 +10,10 @@ from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
 
 # From 2.9 on torch names a precision for each kind of product, and mixing those with the flags of before raises.
 NAMES_PRECISIONS = torch.__version__ >= "2.9"
+# Compared once: a comparison parses both versions.
+_TELLS_EXPORT = torch.__version__ >= "2.7"
+_KIND = _functorch.TransformType
+_OPAQUE = {_KIND.Vmap, _KIND.Jvp} | (set() if torch.__version__ >= "2.11" else {_KIND.Grad})
 
 
 def recurrent_tf32() -> bool:
@@ -47,7 +51,7 @@ def mixed_product(a: Tensor, b: Tensor) -> Tensor:
 
 def is_exporting() -> bool:
     """Return whether `torch.export` traces; torch before 2.7 does not tell it from `torch.compile`."""
-    return torch.compiler.is_exporting() if torch.__version__ >= "2.7" else torch.compiler.is_compiling()
+    return torch.compiler.is_exporting() if _TELLS_EXPORT else torch.compiler.is_compiling()
 
 
 def is_opaque() -> bool:
@@ -57,6 +61,4 @@ def is_opaque() -> bool:
     """
     if torch.compiler.is_compiling():
         return False
-    kind, levels = _functorch.TransformType, _functorch.get_interpreter_stack() or ()
-    kinds = (kind.Vmap, kind.Jvp) if torch.__version__ >= "2.11" else (kind.Vmap, kind.Jvp, kind.Grad)
-    return any(level.key() in kinds for level in levels)
+    return any(level.key() in _OPAQUE for level in _functorch.get_interpreter_stack() or ())

@@ -34,10 +34,13 @@ def make_runner(model, env=None, seed=3, hidden=16, steps=24, algorithm=(), **op
     return OnPolicyRunner(env or PoleVecEnv(8, length=10), config)
 
 
-def random_segments(model, steps=7, rows=5):
-    """Return `[T,E]` observations with episode ends inside, and the state before them."""
+def random_segments(model, steps=7, rows=5, ends=None):
+    """Return `[T,E]` observations with episode ends inside, or the given number of them, and the state before them."""
     obs = TensorDict({"policy": torch.randn(steps, rows, 2)}, batch_size=[steps, rows])
     dones = (torch.rand(steps, rows, 1) < 0.3).byte()
+    if ends is not None:
+        dones[:] = 0
+        dones[2, :ends] = 1
     rnn = model.rnn.rnn
     leaves = [torch.randn(rnn.num_layers, rows, rnn.hidden_size) for _ in range(2 if rnn.mode == "LSTM" else 1)]
     return obs, dones, tuple(leaves)
@@ -72,17 +75,18 @@ def test_training_gives_the_weights_of_rsl_rls_model(options):
     assert moved.abs().max() > 1e-3
 
 
+@pytest.mark.parametrize(("ends", "rows"), [(None, 5), (1, 6), (2, 5)])
 @pytest.mark.parametrize("options", [{}, {"rnn_type": "gru", "rnn_num_layers": 2}])
-def test_update_runs_segments_not_padded_trajectories(options):
+def test_update_runs_segments_unless_few_trajectories_need_padding(options, ends, rows):
     ours, reference = (make_runner(model, **options).alg.actor for model in (OURS, REFERENCE))
-    obs, dones, leaves = random_segments(ours)
+    obs, dones, leaves = random_segments(ours, ends=ends)
     assert dones[:-1].any()
     trajectories, masks, state = padded(obs, dones, leaves)
     shapes, run = [], ours.rnn.rnn.forward
     ours.rnn.rnn.forward = lambda x, *rest: (shapes.append(x.shape), run(x, *rest))[1]
     actual, expected = (model(trajectories, masks=masks, hidden_state=state) for model in (ours, reference))
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-6)
-    assert shapes == [(7, 5, 2)]
+    assert shapes == [(7, rows, 2)]
     assert trajectories.shape[1] > 5
 
 
@@ -174,3 +178,19 @@ class ReplaysFromZeros(ReferenceModel):
 def test_check_finds_broken_models(model, law):
     laws = holdfast.check(make_runner(model).alg.actor)
     assert not laws[law].ok
+
+
+@pytest.mark.slow
+def test_pole_without_velocities_is_learned():
+    runner = make_runner(
+        OURS, PoleVecEnv(64, 1), 1, hidden=32, steps=32, algorithm={"num_learning_epochs": 5, "num_mini_batches": 4}
+    )
+    runner.learn(80)
+    env, act = PoleVecEnv(64, 101), runner.get_inference_policy()
+    act.reset()
+    with torch.inference_mode():
+        for _ in range(200):
+            _, _, dones, extras = env.step(act(env.get_observations()))
+            act.reset(dones)
+    # Every episode of 200 steps ends by its limit.
+    assert extras["time_outs"].float().mean() > 0.9

@@ -249,6 +249,8 @@ def test_weight_clipping_in_update():
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "muon"])
 def test_scheduled_options_reach_the_optimizer(name):
+    if name == "muon" and torch.__version__ < "2.9":
+        pytest.skip("Muon comes with torch 2.9")
     policy = make_reader()
     segments = collect_segments(policy)
     learner = learner_for(policy, segments, PLAIN, rows=4)

@@ -30,6 +30,8 @@ HIDDEN = {
 
 
 def make(name, policy, learning_rate=0.01, **changed):
+    if name == "muon" and torch.__version__ < "2.9":
+        pytest.skip("Muon comes with torch 2.9")
     return make_optimizers(policy, OptimizerConfig(name=name, learning_rate=learning_rate, **changed))
 
 
@@ -127,6 +129,12 @@ def test_muon_without_hidden_matrix_is_an_error():
     policy.inwards = nn.Linear(5, 3)
     with pytest.raises(ConfigError, match=r"has none; use trainer.optimizer.name=adamw"):
         make("muon", policy)
+
+
+def test_torch_without_muon_is_an_error(monkeypatch):
+    monkeypatch.delattr(torch.optim, "Muon", raising=False)
+    with pytest.raises(ConfigError, match=r"Muon comes with torch 2\.9, .*; use trainer.optimizer.name=adamw"):
+        make_optimizers(bound(), OptimizerConfig(name="muon"))
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "muon"])

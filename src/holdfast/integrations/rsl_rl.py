@@ -1,4 +1,4 @@
-"""A recurrent model for rsl_rl that runs whole segments with resets, and not padded trajectories.
+"""A recurrent model for rsl_rl that runs whole segments with resets where padded trajectories would take longer.
 
     train_cfg["actor"]["class_name"] = "holdfast.integrations.rsl_rl:RNNModel"
 
@@ -30,6 +30,8 @@ __all__ = ["RNNModel"]
 Hidden = Tensor | tuple[Tensor, ...] | list[Tensor]
 """`h [L,B,H]` of a GRU, `(h, c)` of an LSTM, which the storage of rsl-rl-lib 5.4 makes a list."""
 KINDS: dict[str, type[LSTM] | type[GRU]] = {"lstm": LSTM, "gru": GRU}
+FEW = 1.2
+"""With so many trajectories a segment or fewer, padding them takes less time than putting them together."""
 
 
 @final
@@ -53,7 +55,7 @@ class RNNModel(ReferenceModel):
 
 @final
 class _SegmentRNN(RNN):
-    """`rsl_rl.modules.RNN` by our modules; an update runs a segment of each environment, whatever ends in it."""
+    """`rsl_rl.modules.RNN` by our modules; an update runs a segment of each environment, or padding where few end."""
 
     rnn: Any
     hidden_state: Hidden | None
@@ -75,7 +77,10 @@ class _SegmentRNN(RNN):
         if hidden_state is None:
             raise ContractError("An update replays from the hidden states of the rollout; there are none.")
         first_TE, is_entry_N = find_segments(masks)
-        leaves = hidden_state if isinstance(hidden_state, tuple | list) else (hidden_state,)
+        leaves = tuple(hidden_state) if isinstance(hidden_state, tuple | list) else (hidden_state,)
+        if len(is_entry_N) <= FEW * first_TE.shape[1]:
+            y_TNH, _ = self.rnn(input, leaves if leaves[1:] else leaves[0])
+            return unpad_trajectories(y_TNH, masks)
         entry = tuple(leaf[:, is_entry_N] for leaf in leaves)
         y_TEH, _ = self.rnn(unpad_trajectories(input, masks), entry if entry[1:] else entry[0], first_TE)
         return y_TEH

@@ -40,6 +40,10 @@ def make_optimizers(policy: LSTMWrapper, config: OptimizerConfig) -> dict[str, O
     rest = [weight for key, weight in policy.named_parameters() if key not in hidden]
     if not matrices:
         raise ConfigError("Muon optimizes hidden matrices, and this policy has none; use trainer.optimizer.name=adamw.")
+    if getattr(torch.optim, "Muon", None) is None:
+        raise ConfigError(
+            f"Muon comes with torch 2.9, and this is {torch.__version__}; use trainer.optimizer.name=adamw."
+        )
     shared: dict[str, Any] = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
     muon = torch.optim.Muon(matrices, momentum=momentum, adjust_lr_fn="match_rms_adamw", **shared)
     return {"muon": muon, "adamw": torch.optim.AdamW(rest, **options)}

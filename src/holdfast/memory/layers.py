@@ -26,6 +26,11 @@ def detached(leaves: Sequence[Tensor]) -> list[Tensor]:
     return [leaf.detach() for leaf in leaves]
 
 
+def is_autocast(device: str) -> bool:
+    """Return whether autocast is on; the device `meta` has none."""
+    return device != "meta" and torch.is_autocast_enabled(device)
+
+
 CLOSED = -1e4
 """A gate with this bias is exactly 0 in every float type, and with +1e4 exactly 1."""
 
@@ -68,8 +73,9 @@ class RecurrentLayers(ABC):
     ) -> LeavesOutput:
         """Process one step `[B,D]` or one segment `[B,T,D]`; the returned state has the dtypes of the one before."""
         device = x.device.type
-        autocast = torch.is_autocast_enabled(device)
-        dtype = torch.get_autocast_dtype(device) if autocast else self.layer(0)[0].dtype
+        autocast = is_autocast(device)
+        weight: Any = self.torch_rnn().weight_ih_l0
+        dtype = torch.get_autocast_dtype(device) if autocast else weight.dtype
         if self._has_kernel(x.device, dtype):
             y, after = self._run_kernel(x, state, clear, valid, dtype)
         else:

@@ -89,17 +89,18 @@ class MinLSTMLayers:
         return torch.where(clear[..., None], 0.0, a), b
 
 
-def make_gates(input_size: int, hidden_size: int, num_layers: int) -> nn.ModuleList:
+def make_gates(input_size: int, hidden_size: int, num_layers: int, *, bias: bool = True) -> nn.ModuleList:
     """Return the linear map of each layer, orthogonal, with a forget-gate bias of 1."""
     sizes = [input_size, *[hidden_size] * (num_layers - 1)]
-    return nn.ModuleList(_gates(size, hidden_size) for size in sizes)
+    return nn.ModuleList(_gates(size, hidden_size, bias) for size in sizes)
 
 
-def _gates(input_size: int, hidden_size: int) -> nn.Linear:
-    layer = nn.Linear(input_size, 3 * hidden_size)
+def _gates(input_size: int, hidden_size: int, bias: bool) -> nn.Linear:
+    layer = nn.Linear(input_size, 3 * hidden_size, bias)
     nn.init.orthogonal_(layer.weight)
-    nn.init.zeros_(layer.bias)
-    with torch.no_grad():
-        # A forget-gate bias of 1, as in the LSTM.
-        layer.bias[:hidden_size] = 1.0
+    if bias:
+        nn.init.zeros_(layer.bias)
+        with torch.no_grad():
+            # A forget-gate bias of 1, as in the LSTM.
+            layer.bias[:hidden_size] = 1.0
     return layer

@@ -123,7 +123,8 @@ def test_class_and_graph_give_equal_outputs_and_gradients(name):
     assert gradients.keys() == dict(other.named_parameters()).keys()
     for key, weight in other.named_parameters():
         torch.testing.assert_close(weight.grad, gradients[key], atol=1e-10, rtol=0)
-        assert weight.grad.abs().max() > 0, key
+        # A bias that all scores share changes no probability: its gradient is 0 or rounding.
+        assert weight.grad.abs().max() > 0 or key == "components._action_.scores.bias", key
 
 
 @pytest.mark.parametrize("name", NAMES)
