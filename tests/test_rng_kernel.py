@@ -32,6 +32,16 @@ def test_kernel_draws_the_same_numbers(seed, step, is_tensor, limit, shape):
         assert torch.equal(drawn, numbers)
 
 
+@pytest.mark.skipif(kernel_support.refused_on(CPU) is not None, reason="Triton cannot run here")
+def test_kernel_draws_all_steps_of_all_agents():
+    from holdfast import rng_kernel
+
+    agent, steps = torch.arange(50, 57)[:, None], torch.arange(1000, 1013)
+    for kind, draw in (("uniform", rng.uniform), ("bits", rng.random_bits)):
+        numbers = rng_kernel.draw(kind, agent, steps, seed=9, stream=rng.STREAM_ACTION)
+        assert torch.equal(numbers, draw(9, rng.STREAM_ACTION, agent, steps))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("shape", [(1000,), (5, 1)])
 def test_draws_on_a_gpu_are_those_of_the_cpu(shape):

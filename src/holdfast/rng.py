@@ -93,9 +93,11 @@ def _by_kernel(
     kind: str, seed: int, stream: int, agent: Int[Tensor, "..."], step: int | Int[Tensor, "..."], limit: int = 1
 ) -> Tensor | None:
     """Draw in one kernel instead of some twenty; None: it cannot run here, or not for these shapes."""
-    has_many = isinstance(step, Tensor) and step.dim() > 0
-    if not agent.is_cuda or agent.dtype != torch.int64 or has_many or not agent.is_contiguous():
+    if not agent.is_cuda or agent.dtype != torch.int64 or not agent.is_contiguous():
         return None
+    if isinstance(step, Tensor) and step.dim() and (step.dim() > 1 or agent.dim() != 2 or agent.shape[1] != 1):
+        return None
+    step = step.contiguous() if isinstance(step, Tensor) else step
     if refused_on(agent.device) is not None:
         return None
     from holdfast import rng_kernel

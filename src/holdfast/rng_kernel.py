@@ -20,17 +20,17 @@ def _mix(x):
     return x ^ (x >> 31)
 
 
-@triton.jit(do_not_specialize=["seed", "stream", "step", "limit"])
+@triton.jit(do_not_specialize=["seed", "stream", "step", "limit", "steps"])
 @no_type_check
 def _draw(
-    agent_ptr, step_ptr, out_ptr, count, seed, stream, step, limit,
+    agent_ptr, step_ptr, out_ptr, count, steps, seed, stream, step, limit,
     HAS_STEP: tl.constexpr, KIND: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     offset = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = offset < count
     golden = 0x9E3779B97F4A7C15
-    agent = tl.load(agent_ptr + offset, mask=inside).to(tl.uint64)
-    counter = tl.load(step_ptr).to(tl.uint64) if HAS_STEP else step.to(tl.uint64)
+    agent = tl.load(agent_ptr + offset // steps, mask=inside).to(tl.uint64)
+    counter = tl.load(step_ptr + offset % steps, mask=inside).to(tl.uint64) if HAS_STEP else step.to(tl.uint64)
     x = _mix(_mix(agent * golden + seed.to(tl.uint64)) + stream.to(tl.uint64) * golden)
     x = _mix(x + counter * golden)
     if KIND == 0:
@@ -42,11 +42,17 @@ def _draw(
 
 
 def draw(
-    kind: str, agent: Int[Tensor, "..."], step: int | Int[Tensor, ""], *, seed: int, stream: int, limit: int = 1
+    kind: str, agent: Int[Tensor, "..."], step: int | Int[Tensor, "..."], *, seed: int, stream: int, limit: int = 1
 ) -> Tensor:
-    """Draw bits, uniform numbers or integers below a limit, one per agent."""
-    out = torch.empty(agent.shape, dtype=torch.float32 if kind == "uniform" else torch.int64, device=agent.device)
+    """Draw bits, uniform numbers or integers below a limit, one per agent; of agents `[A,1]` one for each step."""
+    dtype, steps = torch.float32 if kind == "uniform" else torch.int64, 1
+    at, number = (step, 0) if isinstance(step, Tensor) else (agent, step)
+    shape = agent.shape
+    if isinstance(step, Tensor) and step.dim():
+        steps = len(step)
+        shape = len(agent), steps
+    out = torch.empty(shape, dtype=dtype, device=agent.device)
+    inputs = agent, at, out, out.numel(), steps, seed, stream, number, limit
     has_step = isinstance(step, Tensor)
-    inputs = agent, step if has_step else agent, out, agent.numel(), seed, stream, 0 if has_step else step, limit
-    _draw[(triton.cdiv(agent.numel(), BLOCK),)](*inputs, HAS_STEP=has_step, KIND=KINDS[kind], BLOCK=BLOCK)
+    _draw[(triton.cdiv(out.numel(), BLOCK),)](*inputs, HAS_STEP=has_step, KIND=KINDS[kind], BLOCK=BLOCK)
     return out

@@ -9,6 +9,7 @@ from torch.nn import functional
 from helpers import triton_interpreter
 from holdfast import kernel_support
 from holdfast.policies import heads
+from holdfast.policies.distributions import Categorical
 from holdfast.policies.encoders import Conv, TokensToBox, round_up
 from holdfast.worlds.step import Feature
 from holdfast.worlds.tokens import GLOBAL
@@ -80,3 +81,24 @@ def test_last_layer_from_16_bits_is_exact(rows, outputs, inputs, has_bias):
         wanted = torch.autograd.grad(exact, [x, *weights], grad.double())
         for one, other, digits in zip(grads, wanted, (8e-3, 1e-4, 1e-6), strict=False):
             assert (one - other).abs().max() <= digits * other.abs().max().clamp(min=1e-3)
+
+
+@pytest.mark.skipif(kernel_support.refused_on(CPU) is not None, reason="Triton cannot run here")
+@settings(max_examples=20)
+@given(st.integers(1, 9), st.integers(1, 40), st.integers(0, 99))
+def test_kernel_samples_the_same_actions(rows, count, seed):
+    from holdfast.policies.sample_kernel import sample_actions
+
+    generator = torch.Generator().manual_seed(seed)
+    logits = 3 * torch.randn(rows, count, generator=generator)
+    logits[:, ::3] = -1e9
+    draws = torch.rand(rows, 4, generator=generator)
+    draws[0] = 1 - 2.0**-24
+    actions = Categorical(count)
+    params, action, log_prob = sample_actions(logits, draws[:, 1])
+    assert torch.allclose(params, actions.parameters(logits), atol=1e-5)
+    wanted = actions.sample(params, draws[:, 1])
+    # Where the draw is within rounding of an edge, the sums of probabilities may differ.
+    assert (action != wanted).float().mean() <= 0.2
+    assert torch.equal(log_prob, actions.log_prob(params, action))
+    assert bool((log_prob > -1e8).all())

@@ -97,7 +97,7 @@ class Learner:
         """Largest initial entry of each weight matrix, for weight clipping."""
         self.clip_reward = clip_reward
         self.reward_normalizer = RewardNormalizer() if config.normalize_reward else None
-        self._needs_statistics = True
+        self._needs_statistics, self._iteration = True, 0
         self._sample: Int[Tensor, " N"] | None = None
         self._recorded: RecordedMinibatch | None = None
         is_on = graphs is not None and can_record(self._weights[0].device) and ranks.count() == 1
@@ -115,6 +115,7 @@ class Learner:
         progress: float = 0.0,
         teacher_outputs: Sequence[TeacherOutput] = (),
         hooks: UpdateHooks | None = None,
+        iteration: int | None = None,
     ) -> dict[str, float]:
         """Run the epochs of one update and return its metrics; `config` has the scheduled values.
 
@@ -122,6 +123,8 @@ class Learner:
         saturate the memory for good.
         """
         config = config or self.config
+        # To read it from the segments, the host would wait for the device.
+        self._iteration = int(segments.version[0]) if iteration is None else iteration
         optimizers.set_options(self.optimizers, config.optimizer)
         ppo = config.ppo
         numbers = (ppo.gamma, ppo.gae_lambda, ppo.advantage, ppo.rho_clip, ppo.c_clip)
@@ -161,7 +164,7 @@ class Learner:
         replays: bool = True,
     ) -> tuple[list[MinibatchReport], int]:
         """Take the gradient steps of an update; return their metrics and the number of epochs."""
-        reports, iteration, epochs = list[MinibatchReport](), int(segments.version[0]), 0
+        reports, iteration, epochs = list[MinibatchReport](), self._iteration, 0
         recorded = self._recorded if replays else None
         for epoch in range(0 if self._needs_statistics else config.update_epochs):
             if epoch:
@@ -254,7 +257,7 @@ class Learner:
         Rows are counted over all ranks: each rank computes those that it has collected.
         """
         sampling, rows, total = config.sampling, _segments_per_minibatch(config), len(segments) * ranks.count()
-        number = int(segments.version[0]) * config.update_epochs + epoch
+        number = self._iteration * config.update_epochs + epoch
         if sampling.method == "sequential":
             for index in minibatches(segments, rows, seed=self.seed, epoch=number):
                 yield index, None

@@ -10,6 +10,7 @@ from gymnasium import spaces
 
 from holdfast import rng
 from holdfast.errors import ContractError
+from holdfast.kernel_support import refused_on
 from holdfast.types import Float, Int, Shaped, Tensor
 from holdfast.worlds.step import WorldSpec
 
@@ -73,6 +74,12 @@ class ActionDistribution(ABC):
     def sample(self, params: Params, uniform: Float[Tensor, "..."]) -> AnyAction:
         """Sample actions `[*batch, *shape]` from as many uniform numbers in [0, 1)."""
 
+    def act(self, logits: Logits, uniform: Float[Tensor, "..."]) -> tuple[Params, AnyAction, Batch]:
+        """Return the parameters, sampled actions, and their log-probability."""
+        params = self.parameters(logits)
+        action = self.sample(params, uniform)
+        return params, action, self.log_prob(params, action)
+
     @abstractmethod
     def log_prob(self, params: Params, action: AnyAction) -> Batch:
         """Return the log-probability of actions."""
@@ -135,6 +142,19 @@ class Categorical(_Discrete):
     def shape(self) -> tuple[int, ...]:
         """A scalar."""
         return ()
+
+    def act(self, logits: Logits, uniform: Float[Tensor, "..."]) -> tuple[Params, AnyAction, Batch]:
+        """Return the parameters, sampled actions, and their log-probability; on a GPU in one kernel."""
+        if not logits.is_cuda or logits.dtype != torch.float32 or logits.dim() != 2 or torch.is_grad_enabled():
+            return super().act(logits, uniform)
+        if refused_on(logits.device) is not None:
+            return super().act(logits, uniform)
+        from holdfast.policies.sample_kernel import MOST_ACTIONS, sample_actions
+
+        if logits.shape[1] > MOST_ACTIONS:
+            return super().act(logits, uniform)
+        with torch.cuda.device(logits.device):
+            return sample_actions(logits, uniform)
 
     def parameters(self, logits: Logits) -> Params:
         """Normalize logits."""

@@ -158,16 +158,11 @@ class FunctionalPolicy(LSTMWrapper, ABC):
 
     def _sample(self, output: PolicyOutput, draws: Tensor | None) -> dict[str, Tensor]:
         """Sample actions, from uniform numbers where they are given."""
-        actions, params = self.actions, self.actions.parameters(output.logits)
+        actions = self.actions
         if draws is None:
-            draws = torch.rand((*output.values.shape, *actions.shape), device=params.device)
-        action = actions.sample(params, draws)
-        return {
-            "actions": action,
-            "act_log_prob": actions.log_prob(params, action),
-            "values": output.values,
-            actions.key: params,
-        }
+            draws = torch.rand((*output.values.shape, *actions.shape), device=output.logits.device)
+        params, action, log_prob = actions.act(output.logits, draws)
+        return {"actions": action, "act_log_prob": log_prob, "values": output.values, actions.key: params}
 
     def _evaluate(self, output: PolicyOutput, action: Tensor) -> dict[str, Tensor]:
         """Evaluate actions."""

@@ -152,7 +152,7 @@ class Trainer:
             teacher_outputs = [output for output in outputs if output is not None]
             hooks = monitor.before_update(segments, iteration)
             losses = self._learner.update(
-                segments, config, progress=progress, teacher_outputs=teacher_outputs, hooks=hooks
+                segments, config, progress=progress, teacher_outputs=teacher_outputs, hooks=hooks, iteration=iteration
             )
             losses |= self._learner.refresh(segments, collector, config)
         self._notices.update(iteration, losses)
