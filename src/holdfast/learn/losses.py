@@ -14,11 +14,20 @@ from holdfast.types import Bool, Float, Tensor
 
 def masked_mean(x: Float[Tensor, "B T"], valid: Bool[Tensor, "B T"]) -> Float[Tensor, ""]:
     """Mean over valid steps: sum(x v) / sum(v)."""
+    if _are_all(valid):
+        return x.mean()
     return torch.where(valid, x, 0.0).sum() / valid.sum().clamp(min=1)
+
+
+def _are_all(valid: Bool[Tensor, "B T"]) -> bool:
+    """Whether all steps are valid; on a GPU, where looking would make the host wait, the answer is no."""
+    return valid.is_cpu and valid.numel() > 0 and bool(valid.all())
 
 
 def mean_over_ranks(x: Float[Tensor, "B T"], valid: Bool[Tensor, "B T"]) -> Float[Tensor, ""]:
     """Mean over the valid steps of all ranks."""
+    if ranks.count() == 1:
+        return masked_mean(x, valid)
     total, steps = ranks.sums(torch.where(valid, x, 0.0).sum(), valid.sum())
     return total / steps.clamp(min=1)
 

@@ -25,6 +25,9 @@ def make_optimizers(policy: LSTMWrapper, config: OptimizerConfig) -> dict[str, O
     """
     options = _options(config)
     momentum = options.pop("momentum")
+    if next(policy.parameters()).device.type == "cpu":
+        # Bit for bit the same, with fewer calls. Not `fused`, which rounds differently; on a GPU torch chooses.
+        options["foreach"] = True
     if config.name == "adam":
         return {"Adam": torch.optim.Adam(policy.parameters(), **options)}
     if config.name == "adamw":

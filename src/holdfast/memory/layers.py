@@ -68,26 +68,29 @@ class RecurrentLayers(ABC):
         """Process one step `[B,D]` or one segment `[B,T,D]`; the returned state has the dtypes of the one before."""
         device = x.device.type
         autocast = torch.is_autocast_enabled(device)
-        dtype = torch.get_autocast_dtype(device) if autocast else self.layer(0)[0].dtype
-        if self._has_kernel(x.device, dtype):
+        dtype = None
+        if device != "cpu" or self.kernel == "triton":
+            dtype = torch.get_autocast_dtype(device) if autocast else self.layer(0)[0].dtype
+        if dtype is not None and self._has_kernel(x.device, dtype):
             y, after = self._run_kernel(x, state, clear, valid, dtype)
         else:
+            # Where looking costs less than selecting. An exported policy takes any resets, and any number of rows.
+            is_eager_on_cpu = device == "cpu" and not torch.compiler.is_compiling()
             entry = state
-            if clear is not None:
+            if clear is not None and not (is_eager_on_cpu and x.dim() == 2 and not clear.any()):
                 first_B11 = (clear if x.dim() == 2 else clear[:, 0])[:, None, None]
                 # torch.where, because 0 x NaN is NaN.
                 entry = [torch.where(first_B11, 0.0, leaf) for leaf in state]
             if x.dim() == 2:
-                # An exported policy takes any number of rows.
-                is_eager_on_cpu = device == "cpu" and not autocast and not torch.compiler.is_compiling()
-                y, after = self._run_one(x, entry, valid, few_rows=is_eager_on_cpu and len(x) <= FEW_ROWS)
+                few_rows = is_eager_on_cpu and not autocast and len(x) <= FEW_ROWS
+                y, after = self._run_one(x, entry, valid, few_rows=few_rows)
             elif (clear is None or not clear[:, 1:].any()) and (valid is None or valid.all()):
                 y, after = self._run_dense(x, entry)
             else:
                 clear = torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device) if clear is None else clear
                 packed = self._run_packed(x, entry, clear, torch.ones_like(clear) if valid is None else valid)
                 y, after = self.run_reference(x, state, clear, valid) if packed is None else packed
-        return y, [leaf.to(old.dtype) for leaf, old in zip(after, state, strict=True)]
+        return y, [new if new.dtype == old.dtype else new.to(old.dtype) for new, old in zip(after, state, strict=True)]
 
     def run_reference(
         self, x: Float[Tensor, "B T D"], state: Leaves, clear: Bool[Tensor, "B T"], valid: Bool[Tensor, "B T"] | None

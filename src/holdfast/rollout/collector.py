@@ -137,6 +137,8 @@ class Collector:
         self._rows_alone = group * ranks.count() if ranks.count() > 1 else 0
         self._keys = [*policy.get_agent_experience_spec().keys(), "last_values"]
         self._steps: TensorDict | None = None
+        # Views of the rollout buffer, by step, in which all agents' tensors of a step are stored.
+        self._columns: list[dict[str, Tensor]] = []
         self._draws = torch.zeros(0)
         dtype = next(policy.parameters()).dtype
         self._no_values = torch.zeros(world.agents, dtype=dtype, device=self._agent.device)
@@ -198,16 +200,18 @@ class Collector:
             last_values = self._last_values(step, rows)
             with self.timer.timing("forward"):
                 index = (rows, t) if isinstance(t, int) else (self._agent[rows], t.to(self._agent.device))
-                draws = self._draws[index]
+                draws = self._draws[:, t] if rows is ALL else self._draws[index]
                 outputs = self.policy(policy_batch(self.policy, step_leaves(step), start=0, draws=draws))
         self.episodes.on_action(step.valid, rows)
         with self.timer.timing("copy"):
             # Before the world steps: it may write its next step into the same tensors.
-            self._store(index, {**dict(outputs.items()), "last_values": last_values})
+            transition = outputs if isinstance(outputs, dict) else dict(outputs.items())
+            transition["last_values"] = last_values
+            self._store(index, transition)
         if step.reward.device.type == "cpu":
             # Before the world acts on them. On a GPU the check would make the host wait until the rollout ends.
             named = {key: outputs[key] for key in (self.policy.actions.key, "values")}
-            if not math.isfinite(sum(float(output.sum()) for output in named.values())):
+            if not math.isfinite(sum(output.sum().item() for output in named.values())):
                 # The sum of an invalid agent's outputs may be anything, and large ones may overflow.
                 when = self._clock + (t if isinstance(t, int) else int(t.max()))
                 self._require_finite(named, step.valid, f"step {when}")
@@ -223,23 +227,23 @@ class Collector:
         """Values of the last observations of truncated episodes; else 0."""
         if has_truncated(self.world.spec, step):
             return truncation_values(self.policy, step)
-        return self._no_values[rows]
+        return self._no_values if rows is ALL else self._no_values[rows]
 
     def _store(self, index: tuple[slice | Tensor, int | Tensor], transition: Mapping[str, Any]) -> None:
         """Write a transition into the rollout buffer."""
         if self._steps is None:
             # Here, because the dtypes are those of the policy's outputs.
             self._steps = self._make_buffer(transition)
-        (rows, t), columns, leaves = index, [], []
-        for key, buffer in self._steps.items():
-            if isinstance(buffer, Tensor) and isinstance(rows, slice) and isinstance(t, int):
-                columns.append(buffer.select(1, t)[rows])
-                leaves.append(transition[str(key)])
-            else:
-                buffer[index] = transition[str(key)]
+            tensors = {str(key): buffer for key, buffer in self._steps.items() if isinstance(buffer, Tensor)}
+            self._columns = [{key: buffer[:, t] for key, buffer in tensors.items()} for t in range(self.length)]
+        rows, t = index
+        columns = self._columns[t] if rows is ALL and isinstance(t, int) else {}
         if columns:
             # All of them in one call.
-            torch._foreach_copy_(columns, leaves)  # pyright: ignore[reportPrivateImportUsage]
+            torch._foreach_copy_(list(columns.values()), [transition[key] for key in columns])  # pyright: ignore[reportPrivateImportUsage]
+        for key, buffer in self._steps.items():
+            if key not in columns:
+                buffer[index] = transition[str(key)]
 
     def _make_buffer(self, transition: Mapping[str, Any]) -> TensorDict:
         """Check the policy's outputs, and return zeros for as many steps as a rollout has."""
