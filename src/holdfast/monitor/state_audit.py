@@ -145,10 +145,7 @@ class ResetAudit:
         self._rows = rows = as_array(rows) if isinstance(rows, Tensor) else rows
         terminated, truncated, first, valid = map(as_array, (step.terminated, step.truncated, step.first, step.valid))
         ended = terminated | truncated
-        if self._all_act and np.count_nonzero(valid) == len(valid):
-            due = ended
-        else:
-            due = self._due(ended, first, valid)
+        due = ended if self._all_act and np.count_nonzero(valid) == len(valid) else self._due(ended, first, valid)
         if self._policy.clear_on == "trial":
             due = due | as_array(step.trial)
         # Copied: a world may write its next step into the same tensors.

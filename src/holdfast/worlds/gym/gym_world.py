@@ -24,7 +24,6 @@ from holdfast.worlds.obs import Obs, where_obs
 from holdfast.worlds.previous_inputs import ExternalWorld
 from holdfast.worlds.step import Device, Restarted, Step
 
-
 StepArrays = tuple[Obs, np.ndarray, np.ndarray, np.ndarray, Mapping[str, Any]]
 """Observations, rewards, terminated, truncated, and infos."""
 
@@ -113,8 +112,10 @@ class VectorEnvWorld:
     def _step_vector(self, env_actions: np.ndarray) -> StepArrays:
         """Step the vector environment."""
         batch, reward, terminated, truncated, info = self.env.step(env_actions)
-        flags = (self._column(*each, np.bool_) for each in (("terminated", terminated), ("truncated", truncated)))
-        return self._obs_converter.read(batch, self._agent_ids), self._column("reward", reward, np.float32), *flags, info
+        terminated = self._column("terminated", terminated, np.bool_)
+        truncated = self._column("truncated", truncated, np.bool_)
+        obs, reward = self._obs_converter.read(batch, self._agent_ids), self._column("reward", reward, np.float32)
+        return obs, reward, terminated, truncated, info
 
     def _step_envs(self, env_actions: np.ndarray) -> StepArrays:
         """Step each agent's environment, and reset it in the same step if its episode ends."""
@@ -130,7 +131,8 @@ class VectorEnvWorld:
             flags.append((terminated, truncated))
         terminated, truncated = np.array(flags, np.bool_).T.copy()
         info = {"final_obs": final_obs}
-        return self._obs_converter.read_rows(obs_of), np.array(rewards, np.float32), terminated, truncated, info
+        obs, reward = self._obs_converter.read_rows(obs_of), np.array(rewards, np.float32)
+        return obs, reward, terminated, truncated, info
 
     def _seeds(self) -> list[int]:
         agents = torch.arange(self._first_agent, self._first_agent + self.agents)

@@ -218,7 +218,16 @@ def external_spec(
 
 def external_step(obs: Obs, last_obs: Obs, device: torch.device, reward: np.ndarray, *flags: np.ndarray) -> Step:
     """Build a step from arrays `[A]`; the flags are terminated, truncated, first and valid."""
-    no_trial = np.zeros(len(reward), np.bool_)
-    step = Step(obs, *map(torch.from_numpy, (reward, *flags, no_trial)), last_obs)
+    terminated, truncated, first, valid = map(torch.from_numpy, flags)
+    step = Step(
+        obs=obs,
+        reward=torch.from_numpy(reward),
+        terminated=terminated,
+        truncated=truncated,
+        first=first,
+        valid=valid,
+        trial=torch.zeros_like(first),
+        last_obs=last_obs,
+    )
     # Comparing devices takes as long as moving: most worlds stay where they are.
     return step if device.type == "cpu" else to_device(step, device)
