@@ -6,6 +6,7 @@ import torch
 from tensordict import TensorDictBase
 
 from holdfast import ranks
+from holdfast.cuda_graphs import is_recording
 from holdfast.learn.advantage import Targets
 from holdfast.policies import ActionDistribution
 from holdfast.policies.recurrent_policy import PolicyBatch
@@ -22,12 +23,21 @@ def counted(valid: Bool[Tensor, "B T"]) -> tuple[Bool[Tensor, "B T"], Int[Tensor
 
 def masked_mean(x: Float[Tensor, "B T"], valid: Valid) -> Float[Tensor, ""]:
     """Mean over valid steps: sum(x v) / sum(v)."""
-    steps, number = valid if isinstance(valid, tuple) else counted(valid)
-    return torch.where(steps, x, 0.0).sum() / number
+    steps, number = valid if isinstance(valid, tuple) else (valid, None)
+    if _are_all(steps):
+        return x.mean()
+    return torch.where(steps, x, 0.0).sum() / (steps.sum().clamp(min=1) if number is None else number)
+
+
+def _are_all(valid: Bool[Tensor, "B T"]) -> bool:
+    """Whether all steps are valid; on a GPU, where looking would make the host wait, the answer is no."""
+    return valid.is_cpu and not is_recording() and valid.numel() > 0 and bool(valid.all())
 
 
 def mean_over_ranks(x: Float[Tensor, "B T"], valid: Bool[Tensor, "B T"]) -> Float[Tensor, ""]:
     """Mean over the valid steps of all ranks."""
+    if ranks.count() == 1:
+        return masked_mean(x, valid)
     total, steps = ranks.sums(torch.where(valid, x, 0.0).sum(), valid.sum())
     return total / steps.clamp(min=1)
 

@@ -31,6 +31,9 @@ def make_optimizers(policy: LSTMWrapper, config: OptimizerConfig) -> dict[str, O
         if config.name != "muon":
             # In a CUDA graph numbers are what they were when it was recorded, unless they are tensors.
             options["lr"] = torch.tensor(config.learning_rate, device=device)
+    elif device.type == "cpu":
+        # Bit for bit the same, with fewer calls. Not `fused`, which rounds differently.
+        options["foreach"] = True
     if config.name == "adam":
         return {"Adam": torch.optim.Adam(policy.parameters(), **options)}
     if config.name == "adamw":

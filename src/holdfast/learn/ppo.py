@@ -324,8 +324,8 @@ class Learner:
         if ppo.advantage == "vtrace":
             targets = self._vtrace_targets(rows, config)
         targets = normalize_advantages(targets, rows, ppo, weights)
-        for optimizer in self.optimizers.values():
-            optimizer.zero_grad()
+        for weight in self._weights:
+            weight.grad = None
         loss, metrics, values, log_ratio = self._backward(rows, targets, config, teacher_outputs, monitor)
         (loss,) = ranks.average_gradients(self._weights, loss)
         if monitor is not None:

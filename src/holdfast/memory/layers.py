@@ -73,21 +73,23 @@ class RecurrentLayers(ABC):
     ) -> LeavesOutput:
         """Process one step `[B,D]` or one segment `[B,T,D]`; the returned state has the dtypes of the one before."""
         device = x.device.type
-        autocast = is_autocast(device)
-        weight: Any = self.torch_rnn().weight_ih_l0
-        dtype = torch.get_autocast_dtype(device) if autocast else weight.dtype
-        if self._has_kernel(x.device, dtype):
+        autocast, dtype = is_autocast(device), None
+        if device != "cpu" or self.kernel == "triton":
+            weight: Any = self.torch_rnn().weight_ih_l0
+            dtype = torch.get_autocast_dtype(device) if autocast else weight.dtype
+        if dtype is not None and self._has_kernel(x.device, dtype):
             y, after = self._run_kernel(x, state, clear, valid, dtype)
         else:
+            # Where looking costs less than selecting. An exported policy takes any resets, and any number of rows.
+            is_eager_on_cpu = device == "cpu" and not torch.compiler.is_compiling() and not is_recording()
             entry = state
-            if clear is not None:
+            if clear is not None and not (is_eager_on_cpu and x.dim() == 2 and not clear.any()):
                 first_B11 = (clear if x.dim() == 2 else clear[:, 0])[:, None, None]
                 # torch.where, because 0 x NaN is NaN.
                 entry = [torch.where(first_B11, 0.0, leaf) for leaf in state]
             if x.dim() == 2:
-                # An exported policy takes any number of rows.
-                is_eager_on_cpu = device == "cpu" and not autocast and not torch.compiler.is_compiling()
-                y, after = self._run_one(x, entry, valid, few_rows=is_eager_on_cpu and len(x) <= FEW_ROWS)
+                few_rows = is_eager_on_cpu and not autocast and len(x) <= FEW_ROWS
+                y, after = self._run_one(x, entry, valid, few_rows=few_rows)
             elif is_recording() and clear is not None:
                 # The other paths read the mask on the host.
                 y, after = self.run_reference(x, state, clear, valid)
@@ -97,7 +99,7 @@ class RecurrentLayers(ABC):
                 clear = torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device) if clear is None else clear
                 packed = self._run_packed(x, entry, clear, torch.ones_like(clear) if valid is None else valid)
                 y, after = self.run_reference(x, state, clear, valid) if packed is None else packed
-        return y, [leaf.to(old.dtype) for leaf, old in zip(after, state, strict=True)]
+        return y, [new if new.dtype == old.dtype else new.to(old.dtype) for new, old in zip(after, state, strict=True)]
 
     def run_reference(
         self, x: Float[Tensor, "B T D"], state: Leaves, clear: Bool[Tensor, "B T"], valid: Bool[Tensor, "B T"] | None

@@ -4,6 +4,7 @@ A reset becomes a slot of its own before the step that starts the episode: its g
 leaves it is zero. Shorter packed rows end in padding slots, which keep their state.
 """
 
+import inspect
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -145,7 +146,7 @@ class _GatherRows(torch.autograd.Function):
 
     @staticmethod
     def forward(x_ND: Tensor, index: RowIndex, inverse: RowIndex) -> Tensor:
-        return x_ND.index_select(0, index.source).index_fill_(0, index.zeros, 0.0)
+        return _gather_rows(x_ND, index)
 
     # Apart from forward: torch.func needs it so.
     @staticmethod
@@ -155,7 +156,18 @@ class _GatherRows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         index, inverse = ctx.indices
-        return _GatherRows.apply(grads[0], inverse, index), None, None
+        if torch.is_grad_enabled():
+            return _GatherRows.apply(grads[0], inverse, index), None, None
+        return _gather_rows(grads[0], inverse), None, None
+
+
+def _gather_rows(x_ND: Tensor, index: RowIndex) -> Tensor:
+    rows = x_ND.index_select(0, index.source)
+    return rows.index_fill_(0, index.zeros, 0.0) if len(index.zeros) else rows
+
+
+# Torch looks it up in every call, which takes longer than gathering.
+vars(_GatherRows)["forward"].__func__.__signature__ = inspect.signature(_GatherRows.forward)
 
 
 def _to_numpy(mask: Tensor) -> Any:

@@ -6,6 +6,7 @@ from functools import reduce
 from operator import and_, or_
 from typing import Any, cast
 
+import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
@@ -120,6 +121,8 @@ class ResetAudit:
         no_agents = torch.zeros(agents, dtype=torch.bool, device=device)
         # Agents that need a reset, and agents that have acted since the last start or end.
         self._expected, self._has_acted = ~no_agents, no_agents.clone()
+        # Whether all agents have acted and none needs a reset, on the CPU: a step in which all act leaves that so.
+        self._all_act = False
         # Of the last step, which is compared when the next one comes or the rollout ends: resets due, valid agents,
         # resets made.
         self._pending: Any = None
@@ -144,13 +147,8 @@ class ResetAudit:
         self._close()
         self._rows = rows = as_array(rows) if isinstance(rows, Tensor) else rows
         terminated, truncated, first, valid = map(as_array, (step.terminated, step.truncated, step.first, step.valid))
-        all_expected, all_acted = as_array(self._expected), as_array(self._has_acted)
-        ended, has_acted = terminated | truncated, all_acted[rows]
-        expected, starts = all_expected[rows] | ended, first | valid
-        # An agent that acts without `first` needs the reset now. `first` may repeat before the agent acts.
-        due = (expected & starts) | (first & ~has_acted)
-        all_expected[rows] = expected & ~starts
-        all_acted[rows] = (has_acted & ~first & ~ended) | valid
+        ended = terminated | truncated
+        due = ended if self._all_act and np.count_nonzero(valid) == len(valid) else self._due(ended, first, valid)
         if self._policy.clear_on == "trial":
             due = due | as_array(step.trial)
         # Copied: a world may write its next step into the same tensors.
@@ -193,6 +191,19 @@ class ResetAudit:
         self.age.copy_(torch.where(last > 0, acted, self.age + acted))
         self._expected.copy_(all_expected[:, -1])
         self._has_acted.copy_(all_acted[:, -1])
+        self._all_act = False
+
+    def _due(self, ended: Any, first: Any, valid: Any) -> Any:
+        """Return the resets due in a step of `self._rows`, and record which agents need one or have acted."""
+        rows, all_expected, all_acted = self._rows, as_array(self._expected), as_array(self._has_acted)
+        has_acted = all_acted[rows]
+        expected, starts = all_expected[rows] | ended, first | valid
+        # An agent that acts without `first` needs the reset now. `first` may repeat before the agent acts.
+        due = (expected & starts) | (first & ~has_acted)
+        all_expected[rows] = expected & ~starts
+        all_acted[rows] = (has_acted & ~first & ~ended) | valid
+        self._all_act = self._expected.is_cpu and bool(all_acted.all()) and not all_expected.any()
+        return due
 
     def pop_metrics(self) -> dict[str, int]:
         """Return the counts since the last call; empty without memory.
@@ -219,13 +230,14 @@ class ResetAudit:
 
     def restore(self, saved: Any) -> None:
         """Restore what `state` returned."""
+        self._all_act = False
         self._expected, self._has_acted, self.age, self._counts = (
             get_tensor_like(saved, key, like) for key, like in self.state().items()
         )
 
     def reset_agents(self, mask: Bool[Tensor, " A"]) -> None:
         """Expect a reset of restarted agents, which leave their episodes without an end."""
-        self._expected, self._has_acted = self._expected | mask, self._has_acted & ~mask
+        self._expected, self._has_acted, self._all_act = self._expected | mask, self._has_acted & ~mask, False
         self.age = torch.where(mask, 0, self.age)
 
     def _on_input(self, cell: Cell, call: CellInputs) -> None:
@@ -257,8 +269,14 @@ class ResetAudit:
             return
         due, no_agents = self._pending, self._pending & False
         cleared = [self._cleared.get(memory, no_agents) for memory in self._memories]
+        age = as_array(self.age)
+        if self.age.is_cpu and not any(np.count_nonzero(mask) for mask in (due, *cleared)):
+            # Most steps: no reset is due, and none was made.
+            age[self._rows] += self._valid
+            self._pending, self._cleared = None, {}
+            return
         all_cells, any_cell = reduce(and_, cleared), reduce(or_, cleared)
-        counts, age = as_array(self._counts), as_array(self.age)
+        counts = as_array(self._counts)
         counts += array_module(self.age).stack([due & all_cells, due & ~all_cells, any_cell & ~due]).sum(1)
         age[self._rows] = age[self._rows] * ~all_cells + self._valid
         self._pending, self._cleared = None, {}

@@ -151,7 +151,8 @@ class FunctionalPolicy(LSTMWrapper, ABC):
             else:
                 output, state = self.unroll(obs, clear, entry, valid)
             self.store.write(start, state)
-        output = PolicyOutput(output.logits.reshape(*batch, -1), output.values.reshape(batch))
+        if output.values.shape != batch:
+            output = PolicyOutput(output.logits.reshape(*batch, -1), output.values.reshape(batch))
         draws = td["draws"] if action is None and "draws" in td else None
         td.update(self._sample(output, draws) if action is None else self._evaluate(output, action))
         return td

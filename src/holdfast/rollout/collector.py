@@ -94,6 +94,8 @@ class Collector:
         self._rows_alone = group * ranks.count() if ranks.count() > 1 else 0
         self._keys = [*policy.get_agent_experience_spec().keys(), "last_values"]
         self._steps: TensorDict | None = None
+        # Views of the rollout buffer, by step, in which all agents' tensors of a step are stored.
+        self._columns: list[dict[str, Tensor]] = []
         self.copies_steps = False
         """Whether the steps of a segment that is recorded are copied: the world writes each into the one before."""
         self._later = dict[str, list[tuple[Tensor, int]]]()
@@ -178,12 +180,12 @@ class Collector:
             self.audit.on_step(step, rows)
         index = (rows, t) if isinstance(t, int) else (self._agent[rows], t.to(self._agent.device))
         with nullcontext() if group.agent_ids is None else self.policy.store.subset(rows):
-            outputs = self.act(step, index, self.draws[index])
+            outputs = self.act(step, index, self.draws[:, t] if rows is ALL else self.draws[index])
         self.episodes.on_action(step.valid, rows)
         if step.reward.device.type == "cpu":
             # Before the world acts on them. On a GPU the check would make the host wait until the rollout ends.
             named = {key: outputs[key] for key in (self.policy.actions.key, "values")}
-            if not math.isfinite(sum(float(output.sum()) for output in named.values())):
+            if not math.isfinite(sum(output.sum().item() for output in named.values())):
                 # The sum of an invalid agent's outputs may be anything, and large ones may overflow.
                 when = self._clock + (t if isinstance(t, int) else int(t.max()))
                 self._require_finite(named, step.valid, rows, f"step {when}")
@@ -202,34 +204,46 @@ class Collector:
             outputs = self.policy(policy_batch(self.policy, step_leaves(step), start=0, draws=draws))
         with self.timer.timing("copy"):
             # Before the world steps: it may write its next step into the same tensors.
-            self._store(index, {**dict(outputs.items()), "last_values": last_values})
+            transition = outputs if isinstance(outputs, dict) else dict(outputs.items())
+            transition["last_values"] = last_values
+            self._store(index, transition)
         return outputs
 
     def _last_values(self, step: Step, rows: slice | Tensor = ALL) -> Float[Tensor, " N"]:
         """Values of the last observations of truncated episodes; else 0."""
         if has_truncated(self.world.spec, step):
             return truncation_values(self.policy, step)
-        return self._no_values[rows]
+        return self._no_values if rows is ALL else self._no_values[rows]
 
     def _store(self, index: tuple[slice | Tensor, int | Tensor], transition: Mapping[str, Any]) -> None:
         """Write a transition into the rollout buffer."""
         if self._steps is None:
             # Here, because the dtypes are those of the policy's outputs.
             self._steps = self._make_buffer(transition)
-        (rows, t), columns, leaves = index, [], []
-        for key, buffer in self._steps.items():
-            leaf = transition[str(key)]
-            if is_recording() and isinstance(leaf, Tensor) and leaf[0].nbytes <= SMALL:
-                leaf = leaf.clone() if self.copies_steps else leaf
-                self._later.setdefault(str(key), []).append((leaf, leaf._version))
-            elif isinstance(buffer, Tensor) and isinstance(rows, slice) and isinstance(t, int):
-                columns.append(buffer.select(1, t)[rows])
-                leaves.append(leaf)
-            else:
-                buffer[index] = leaf
+            tensors = {str(key): buffer for key, buffer in self._steps.items() if isinstance(buffer, Tensor)}
+            self._columns = [{key: buffer[:, t] for key, buffer in tensors.items()} for t in range(self.length)]
+        rows, t = index
+        columns = self._columns[t] if rows is ALL and isinstance(t, int) else {}
+        later = self._keep_small(transition) if is_recording() else ()
+        if later:
+            columns = {key: column for key, column in columns.items() if key not in later}
         if columns:
             # All of them in one call.
-            torch._foreach_copy_(columns, leaves)  # pyright: ignore[reportPrivateImportUsage]
+            torch._foreach_copy_(list(columns.values()), [transition[key] for key in columns])  # pyright: ignore[reportPrivateImportUsage]
+        for key, buffer in self._steps.items():
+            if key not in columns and key not in later:
+                buffer[index] = transition[str(key)]
+
+    def _keep_small(self, transition: Mapping[str, Any]) -> set[str]:
+        """Keep the small leaves of a step that is recorded until its segment ends; return their keys."""
+        keys = set[str]()
+        for key, _ in self.steps.items():
+            leaf = transition[str(key)]
+            if isinstance(leaf, Tensor) and leaf[0].nbytes <= SMALL:
+                leaf = leaf.clone() if self.copies_steps else leaf
+                self._later.setdefault(str(key), []).append((leaf, leaf._version))
+                keys.add(str(key))
+        return keys
 
     def store_recorded(self, start: int) -> None:
         """Store the small leaves of a segment that was recorded, from step `start` on: one operation for each leaf."""

@@ -46,8 +46,9 @@ class EpisodeStatistics:
     def on_action(self, valid: Tensor, rows: slice | Tensor = ALL) -> None:
         """Count the actions of some agents."""
         rows = as_array(rows) if isinstance(rows, Tensor) else rows
-        as_array(self._acted)[rows] = as_array(valid)
-        as_array(self._running)[rows, 2] += as_array(valid)
+        valid_mask = as_array(valid)
+        as_array(self._acted)[rows] = valid_mask
+        as_array(self._running)[rows, 2] += valid_mask
 
     def on_rollout(
         self, valid: Bool[Tensor, "A L"], next_rewards: Float[Tensor, "A L"], next_ended: Bool[Tensor, "A L"]

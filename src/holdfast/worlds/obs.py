@@ -179,12 +179,13 @@ def check_actions(actions: Tensor, agents: int, space: int | spaces.MultiDiscret
     if actions.device.type != "cpu":
         return
     # By numpy, which is faster for a few numbers.
+    numbers = actions.numpy()
     if isinstance(space, spaces.Box):
-        bad, last = ~actions.isfinite().numpy(), None
+        bad, last = ~np.isfinite(numbers), None
     else:
         last = np.subtract(space if isinstance(space, int) else space.nvec, 1)
-        bad = (actions.numpy() < 0) | (actions.numpy() > last)
-    if bad.any():
+        bad = (numbers < 0) | (numbers > last)
+    if np.count_nonzero(bad):
         agent = int(bad.nonzero()[0][0])
         rule = "must be finite" if last is None else f"there are actions 0 to {last.tolist()}"
         raise ContractError(f"agent {agent} took action {actions[agent].tolist()}; {rule}.")

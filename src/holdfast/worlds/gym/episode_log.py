@@ -103,10 +103,10 @@ class EpisodeLog:
         if len(self._unpacked) == CHUNK:
             self._pack()
 
-    def add_step(self, obs: Any, reward: float = 0.0, ended: tuple[bool, bool] = (False, False)) -> None:
+    def add_step(self, obs: Any, reward: float = 0.0, terminated: bool = False, truncated: bool = False) -> None:
         """Add the output of a reset or step to the digest."""
-        self._digest.update(OUTCOME.pack(reward, *ended) + _obs_bytes(obs))
-        self.over = True in ended
+        self._digest.update(OUTCOME.pack(reward, terminated, truncated) + _obs_bytes(obs))
+        self.over = terminated or truncated
 
     def _pack(self) -> None:
         if self._packed is not None:
@@ -240,12 +240,14 @@ class AgentEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         try:
             result = _items(self.env.step(action), "observation", "reward", "terminated", "truncated", "info")
             self.obs, reward, terminated, truncated, _ = result
-            ended = as_flag("terminated", terminated), as_flag("truncated", truncated)
+            # A plain bool needs no second look.
+            terminated = terminated if terminated.__class__ is bool else as_flag("terminated", terminated)
+            truncated = truncated if truncated.__class__ is bool else as_flag("truncated", truncated)
             reward = _reward(reward)
         except Exception as error:
             raise EnvError(f"step() failed with {located_error_text(error)}", self.agent) from error
-        self._log.add_step(self.obs, reward, ended)
-        return deepcopy(self.obs) if True in ended else self.obs, reward, *ended, {}
+        self._log.add_step(self.obs, reward, terminated, truncated)
+        return deepcopy(self.obs) if terminated or truncated else self.obs, reward, terminated, truncated, {}
 
     def save(self) -> dict[str, Any]:
         """Return the log of the current episode."""
