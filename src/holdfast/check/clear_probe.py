@@ -24,6 +24,7 @@ NEVER, INVERTED = "state never reset", "flags are inverted"
 OTHER_ROWS = "state reset by the flags of other rows"
 ANY, FIRST_ROW = "one episode start resets all rows", "the first row's flags reset all rows"
 AFTER = "state reset after the step has read"
+SOME_ROWS = "flags of some rows are ignored"
 TOGETHER = "state reset only when all rows start together"
 
 
@@ -140,6 +141,9 @@ def _wrong_rows(policy: PolicyCopy, step: StepBatch, state: State) -> Clearing |
         return _inverted(policy, step, state)
     if not bool(reach.any()):
         return Clearing(TOGETHER)
+    if not bool((reach & ~own).any()):
+        ignored = (matters & ~reach.diagonal()).nonzero().flatten().tolist()
+        return Clearing(SOME_ROWS, f"those of rows {', '.join(map(str, ignored))}")
     if bool(reach.all()):
         return Clearing(ANY)
     if bool(reach[0].sum() >= rows - 1) and not bool(reach[1:].any()):

@@ -17,7 +17,8 @@ from holdfast.check.path_bugs import BOOTSTRAP, long_segment_bug, source_of_boot
 from holdfast.check.policy_copy import AGENTS, HORIZON, STEPS, PolicyCopy
 from holdfast.check.results import Law, Measurement, Pattern
 from holdfast.check.returned_state import OLD, returned_state_bug, returns_its_input
-from holdfast.check.segment_diagnosis import UNEXPLAINED_SHARE, SegmentDiagnosis
+from holdfast.check.segment_diagnosis import UNEXPLAINED_SHARE, SegmentBug, SegmentDiagnosis
+from holdfast.check.segment_experiments import segment_experiment
 from holdfast.check.state_laws import replay_row_by_row
 from holdfast.monitor.replay_check import largest_allowed
 from holdfast.types import Tensor
@@ -122,6 +123,9 @@ class Diagnosis:
         """A bug that no reset or entry rule predicts: hidden state, mixed rows, ignored state."""
         if self.hidden:
             return HIDDEN_STATE
+        backwards = self.context.information_reach["replay"].amax(-1).transpose(0, 1).tril(-1)
+        if bool((backwards != 0).any()):
+            return "outputs depend on later steps"
         if probes.mixes_rows(self.context.exact, self.context.script):
             return "rows of a batch mix"
         if probes.ignores_state(self.context.exact, self.context.script):
@@ -213,7 +217,7 @@ class Diagnosis:
         if (rule is None and self.hidden) or self.same(policy, outputs.replay, outputs.rollout):
             return None
         segments = SegmentDiagnosis(policy, script, self.context.clears, self.context.columns, states, outputs)
-        bug = segments.find() or returned_state_bug(policy, script)
+        bug = segments.find() or returned_state_bug(policy, script) or self._experiment(policy)
         if bug is None:
             return None
         if bug.detail:
@@ -221,6 +225,11 @@ class Diagnosis:
         if bug.share is not None:
             self.shares[bug.name] = bug.share
         return bug.name
+
+    def _experiment(self, policy: PolicyCopy) -> SegmentBug | None:
+        """Say what differs between segments and steps, where nothing but the division into calls may do it."""
+        elsewhere = self.hidden or probes.mixes_rows(policy, self.context.script) or self._rollout_rule[1] is None
+        return None if elsewhere else segment_experiment(policy, self.context.script)
 
     def _replay_segments(
         self, policy: PolicyCopy, states: list[State], replay: Callable[..., Tensor] = PolicyCopy.replay

@@ -55,9 +55,11 @@ RESET_FIXES = {
     "flags are inverted": "first is true where an episode starts: torch.where(first, initial, state), not (~first).",
     "state reset by the flags of other rows": f"{_ROW_BY_ROW} first of rolled or reordered rows.",
     "state reset again one step later": f"first[t] belongs to obs[t] and to no other step: {_CLEAR}",
+    "flags of some rows are ignored": f"Reset every row: {_CLEAR}",
     "state reset two steps late": f"first[t] belongs to obs[t]: {_CLEAR}",
     "state reset two steps early": f"first[t] belongs to obs[t]: {_CLEAR}",
     "a segment's last flag is ignored": "Reset at every step of the segment, the last one too: first[:, t] for all t.",
+    "some of a segment's flags are ignored": "Reset at every step of the segment: first[:, t] for all t.",
     "a segment's flags are rolled by one step": "Use first[:, t] with obs[:, t]; roll() moves flags across the edge.",
     "a segment's flags are read backwards": "Use first[:, t] with obs[:, t], in the order of time.",
     "state not reset after a long episode": f"Reset whatever the episode's length: {_CLEAR}",
@@ -93,6 +95,8 @@ FIXES = {
     "outputs of other rows in updates": "Keep the order of rows in what a segment returns.",
     "outputs of a segment are shifted by one step": "Return the output of step t at t: values[:, t].",
     "acting without an action differs": "Compute the same, whether an action is given or sampled.",
+    "a segment does not go on from the state that a step returns": "Return the state as the cell gave it, unchanged.",
+    "outputs of a segment are computed in another way": "Compute outputs of steps and segments by the same code.",
     "segments longer than 32 steps are read differently": "Do nothing that depends on the length of a segment.",
     "many rows are read differently": "Do nothing that depends on the number of rows.",
     "the state a segment returns is wrong": "Return the state after the segment's last step, with its resets.",
@@ -105,6 +109,7 @@ FIXES = {
     "time and batch axes swapped": "Use transpose(0, 1) between [B,T] and [T,B]; reshape and view regroup numbers.",
     "resets ignored in a batch of one": "Reset for any batch size; do not squeeze or branch on a batch of one.",
     "a batch of one is read differently": "Treat one row like many; do not squeeze the batch axis.",
+    "outputs depend on later steps": "Mask later steps, and read a segment in one direction only.",
     "rows of a batch mix": "Normalize over features, not over the batch: nn.LayerNorm, not nn.BatchNorm.",
     "state shared between slices": (
         "Keep a state for each slice of environments: states[env_id_start], not one for all."

@@ -1,6 +1,5 @@
 """Adapter of modules `(x, state) -> (y, state)`, with or without episode starts, in any order and layout."""
 
-import copy
 import warnings
 from collections.abc import Callable
 from typing import Any, Literal, get_args
@@ -14,6 +13,7 @@ from holdfast.check.adapters.call_signature import CallSignature, flag_values, s
 from holdfast.check.adapters.generic import ObsShape, first_width, named_outputs, random_obs
 from holdfast.check.adapters.initial_states import initial_from_method, zero_states
 from holdfast.check.compare import RowAxes, State, register_dataclasses, state_leaves, with_leaves
+from holdfast.check.held_memory import copy_policy
 from holdfast.check.script import StepBatch
 from holdfast.errors import ConfigError, ContractError, error_text
 from holdfast.rng import isolated_rng
@@ -251,7 +251,7 @@ def _shapes(state: State) -> list[list[int]]:
 
 def _cpu_copy(module: nn.Module) -> nn.Module:
     try:
-        return copy.deepcopy(module).cpu().float()
+        return copy_policy(module).cpu().float()
     except Exception as error:
         reason = error_text(error, 300)
         raise ContractError(f"{type(module).__name__} cannot be copied to the CPU: {reason}") from error
