@@ -52,8 +52,8 @@ class Diagnosis:
     def explain(self, law: Law) -> Pattern | None:
         """Return the known bug behind a broken law, with the phase it is confined to."""
         try:
-            # What differs from finite differences is cut whatever the values are.
-            for part in sorted(law.broken, key=lambda part: part.path not in _GRADIENTS):
+            # Wrong values explain gradients that are compared with those of steps, not with finite differences.
+            for part in sorted(law.broken, key=lambda part: part.path in _BY_VALUES):
                 # What breaks in a short run too is not a matter of size.
                 is_generic = self.generic and part.path in _SIZES
                 bug = self._any_bug() if is_generic else self._name(law.name, part)
@@ -87,7 +87,8 @@ class Diagnosis:
             "step to step": lambda: self._any_bug() or self._cut_inside(),
             "inside": lambda: self._unrepeatable or CUT,
             "chain gradient": lambda: self._any_bug() or (self._cut_inside() and self._wrong_gradient),
-            **dict.fromkeys(_GRADIENTS[1:], lambda: self._unrepeatable or self._wrong_gradient),
+            "gradient of a segment": lambda: self._unrepeatable or self._wrong_gradient,
+            "gradient of a parameter": lambda: self._unrepeatable or self._wrong_gradient,
             "bootstrap value": lambda: self._any_bug() or self._bootstrap_bug(),
             "exit state": lambda: self._any_bug() or "the state a segment returns is wrong",
             "none state": lambda: self._any_bug() or self._start_bug(),
@@ -364,8 +365,7 @@ _SIZES = (
 """Measurements of sizes and modes, which name those only if nothing else is broken."""
 _EVALUATION = "evaluation mode computes something else"
 CUT = "graph cut inside the segment"
-_GRADIENTS = ("inside", "gradient of a segment", "gradient of a parameter")
-"""Measurements of gradients against finite differences."""
+_BY_VALUES = ("chain gradient", "step to step")
 IGNORED_FOR_ONE_IN_EVALUATION = "a batch of one is read differently"
 _PHASES = {
     **dict.fromkeys(("replay", "single sequence", "short segments"), "in updates"),

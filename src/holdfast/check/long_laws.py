@@ -98,7 +98,7 @@ def late_memory(run: LongRun) -> list[Measurement]:
     """Information crosses every step of a long episode."""
     if not run.possible or run.policy.has_no_memory:
         return []
-    forgotten, smallest = None, 0.0
+    forgotten, smallest, steps = None, 0.0, torch.zeros(0)
     for script in (run.script, *variants(run.script)):
         crossing, steps = _crossings(run, script)
         none = crossing == 0

@@ -108,7 +108,10 @@ def _rounded(states: list[State], error: float) -> SegmentBug | None:
     rows = [leaf for state in states[1:] for leaf in state_leaves(state) if leaf.dtype == torch.float64]
     if not rows:
         return None
-    numbers, range_ = torch.cat([leaf.flatten() for leaf in rows]), torch.linspace(-1, 0.987654, 997, dtype=torch.float64)
+    numbers, range_ = (
+        torch.cat([leaf.flatten() for leaf in rows]),
+        torch.linspace(-1, 0.987654, 997, dtype=torch.float64),
+    )
     for detail, change in roundings():
         step = float((change(range_) - range_).abs().max())
         # Observations that a state keeps are float32 without having been rounded.
