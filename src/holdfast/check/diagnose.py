@@ -124,11 +124,11 @@ class Diagnosis:
         """A bug that no reset or entry rule predicts: hidden state, mixed rows, ignored state."""
         if self.hidden:
             return HIDDEN_STATE
+        if probes.mixes_rows(self.context.exact, self.context.script):
+            return "rows of a batch mix"
         backwards = self.context.information_reach["replay"].amax(-1).transpose(0, 1).tril(-1)
         if bool((backwards != 0).any()):
             return "outputs depend on later steps"
-        if probes.mixes_rows(self.context.exact, self.context.script):
-            return "rows of a batch mix"
         if probes.ignores_state(self.context.exact, self.context.script):
             return self._without_carry
         if probes.acts_otherwise(self.context.exact, self.context.script):

@@ -46,10 +46,10 @@ def _gradient_to_previous_step(context: CheckContext, gradient: Float[Tensor, "N
     required = context.must_propagate[steps, :, steps + 1] & (gradient[steps, :, steps] != 0)
     # A gate may keep an observation out of the memory.
     required &= context.information_reach["replay"].amax(-1)[steps, :, steps + 1] != 0
-    found = gradient[steps, :, steps + 1] != 0
-    if bool((required & found).any()) and not is_smooth(context):
+    has_gradient = gradient[steps, :, steps + 1] != 0
+    if bool((required & has_gradient).any()) and not is_smooth(context):
         # Where a gate jumps, values change without a gradient.
-        required &= found
+        required &= has_gradient
     if not bool(required.any()):
         # A memory may answer later than it reads.
         later = gradient * (
@@ -57,7 +57,7 @@ def _gradient_to_previous_step(context: CheckContext, gradient: Float[Tensor, "N
         )
         if bool((later != 0).any()):
             return expect_nonzero(what, float(later.max()), "", "step to step")
-        return expect_nonzero(what, 0.0, "there is none at any step", "no gradient")
+        return expect_nonzero(what, 0.0, "there is none at any step", "step to step")
     smallest = gradient[steps, :, steps + 1].masked_fill(~required, torch.inf).amin(1)
     step = int(steps[smallest.argmin()])
     finding = f"no gradient from the output of step {step + 1} to the observation of step {step}, in one segment"

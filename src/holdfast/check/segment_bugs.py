@@ -180,5 +180,5 @@ def changed_outputs(outputs: Float[Tensor, "A N K"], columns: Sequence[str]) -> 
         for name, changes in ((LATE_OUTPUTS, SHIFTS), (OTHER_OUTPUTS, ORDERS)):
             for change in changes:
                 changed = change(segments) if name == LATE_OUTPUTS else _of_agents(change, segments)
-                whole = changed.unflatten(0, (-1, AGENTS)).transpose(0, 1).flatten(1, 2)
-                yield name, torch.where(which, whole, outputs)
+                reordered = changed.unflatten(0, (-1, AGENTS)).transpose(0, 1).flatten(1, 2)
+                yield name, torch.where(which, reordered, outputs)

@@ -142,7 +142,7 @@ class RawModule(PolicyAdapter):
             for make in (self._make_initial, *(guesses[:3] if width else guesses)):
                 self._make_initial = make
                 try:
-                    found = self._find_call(layout)
+                    call = self._find_call(layout)
                 except ContractError as error:
                     errors.append(error)
                     continue
@@ -153,7 +153,7 @@ class RawModule(PolicyAdapter):
                 if guesses and make is not None:
                     shapes = [list(leaf.shape)[-1] for leaf in state_leaves(make(self.module, 1))]
                     self._inferred += (f"initial state of zeros, {', '.join(map(str, shapes))} wide: inferred",)
-                return found
+                return call
         raise errors[0]
 
     _inferred: tuple[str, ...] = ()

@@ -195,11 +195,11 @@ class TrainerRecording:
         if raw is None and unread and len(rows) == self.script.envs:
             # No module received this step's observations unchanged.
             return torch.from_numpy(self.script.current).clone()
-        known = module in self._inputs
-        equal = self._inputs[module].find(rows) if known else self._outputs.find(rows)
+        has_acted = module in self._inputs
+        equal = self._inputs[module].find(rows) if has_acted else self._outputs.find(rows)
         if raw is None or not in_order:
             return equal
-        if not known and bool(((equal == raw) | (equal == NONE)).all()):
+        if not has_acted and bool(((equal == raw) | (equal == NONE)).all()):
             # A head that computes whole rollouts never acted: its rows are in the order of the observations.
             return raw
         same_order = bool((equal == raw).any() & ((equal == raw) | (equal == NONE)).all())
