@@ -18,7 +18,7 @@ FACE = {"policies/lstm_wrapper.py", "check/adapters/pufferlib.py", "check/known_
 FACE |= {"check/gradient_laws.py"}
 """The interface of hand-written policies; an adapter of another library; advice as text; finite differences."""
 MAY_SWALLOW = {"src/holdfast/check/diagnose.py": 1, "src/holdfast/check/long_laws.py": 2}
-MAY_SWALLOW |= {"src/holdfast/check/adapters/call_signature.py": 1, "src/holdfast/check/adapters/cleanrl.py": 1}
+MAY_SWALLOW |= {"src/holdfast/check/adapters/initial_states.py": 1, "src/holdfast/check/adapters/cleanrl.py": 1}
 """How many handlers catch everything and say nothing: where no cause is found, the finding stands; a policy may have a
 longest episode; a call that fails is how an adapter finds out which call is right."""
 HOUSE_WORDS = {

@@ -23,8 +23,42 @@ Whole trainers of other libraries, run by their own code on the scripted environ
 steps, 2 epochs, an LSTM of 16 units, gamma 0.99, lambda 0.95. One release and one configuration each: another
 configuration may behave otherwise. Written by `make check-peers`."""
 MISSING = """\
-Not run: TorchRL, tianshou and Sample Factory, whose trainers have no driver here yet. The laws on policies of TorchRL
-are in [other libraries](peers.md)."""
+Not run: Sample Factory 2.1.1, which asks for Gymnasium below 1 and NumPy below 2, and whose rollouts and learner are
+processes of their own, where hooks see no calls. The laws on policies of TorchRL are in [other libraries](peers.md)."""
+TIANSHOU = """\
+tianshou 2.0.1 stores no states for updates: with `stack_num=8` a recurrent network reads, for each step, the last 8
+observations from a state of zeros, and an episode's first observation is repeated until there are 8. Rollouts carry
+the state of the whole episode. So updates compute other outputs than rollouts, at an episode's start by far, later by
+what lies more than 8 steps back, and the first ratio of PPO is not 1. Bootstrap values at a rollout's end are those
+of a full window, and the next rollout's buffer, emptied, begins a new one.
+
+**Confirmed by hand, windows.** A network alone, no check:
+
+```python
+import torch
+from tianshou.utils.net.common import Recurrent
+
+torch.manual_seed(0)
+net = Recurrent(layer_num=1, state_shape=8, action_shape=3, hidden_layer_size=16)
+obs, state, acted = torch.randn(20, 1, 8), None, []
+with torch.no_grad():
+    for x in obs:
+        y, state = net(x, state)
+        acted.append(y)
+    for t in (0, 7, 15):
+        window = obs[max(0, t - 7) : t + 1, 0]
+        window = torch.cat([window[:1].expand(8 - len(window), -1), window])
+        print(t, float((net(window[None])[0] - acted[t]).abs().max()))
+# 0 0.0847, 7 3e-08, 15 0.0006
+```
+
+A fix: store the state that each step read, and start windows there.
+
+**Confirmed by hand, states that are plain tensors.** `tianshou/data/collector.py`, line 1108, clears the states of
+ended episodes by `last_hidden_state_RH[env_ind_local_D].zero_()`. Indexing with an array makes a copy, so the state
+stays: with `state = torch.ones(3, 2)`, `Collector._reset_hidden_state_based_on_type(np.array([1]), state)` leaves it
+as it was. `Recurrent` returns a `Batch`, which another branch clears rightly, so the run above does not show it. A fix:
+`last_hidden_state_RH[env_ind_local_D] = 0`."""
 SKRL = """\
 **Confirmed by hand, stored states.** `skrl/agents/torch/ppo/ppo_rnn.py`, line 371, makes `_rnn_initial_states` and
 `_rnn_final_states` the same dictionary. From the second step on, `act` (line 263) therefore overwrites the policy's
@@ -80,6 +114,10 @@ over no final observations. The critic's state is restored after the bootstrap v
 At a truncation `gamma V(s_t)` is added to the reward (`value_bootstrap`), the value of the step before the end: its
 environments hand over no final observations.""",
     "skrl": SKRL,
+    "torchrl": """\
+The collector resets the state by the primer, stores it with each step, and the recurrent mode starts from it. Values of
+final observations are computed after the rollout, with the state before clearing.""",
+    "tianshou": TIANSHOU,
 }
 
 

@@ -1,6 +1,6 @@
 """What an episode start does to each number of a state, and whose flags do it: found by moving one number at a time."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -12,6 +12,8 @@ from holdfast.rng import isolated_rng
 from holdfast.types import Bool, Float, Tensor
 
 MOVE = 0.05
+LATER = 6
+"""Steps whose outputs may show a moved number: what is kept and never read does no harm."""
 MAX_NUMBERS = 512
 """Numbers of a state that are moved; of larger states an even sample."""
 GONE, SURVIVES = 1e-6, 1e-3
@@ -21,6 +23,8 @@ PART, SOFT, TWO_STARTS = "only part of the state is reset", "soft reset", "two d
 NEVER, INVERTED = "state never reset", "flags are inverted"
 OTHER_ROWS = "state reset by the flags of other rows"
 ANY, FIRST_ROW = "one episode start resets all rows", "the first row's flags reset all rows"
+AFTER = "state reset after the step has read"
+SOME_ROWS = "flags of some rows are ignored"
 TOGETHER = "state reset only when all rows start together"
 
 
@@ -42,7 +46,7 @@ def clearing_bug(policy: PolicyCopy, script: Script) -> Clearing | None:
         rows = _wrong_rows(policy, step, state)
         if rows is not None:
             return rows
-        surviving, numbers = _moved_effects(policy, step, state)
+        surviving, numbers = _moved_effects(policy, inputs, state)
         if surviving is None:
             return _other_start(policy, step, state)
         on, off = surviving
@@ -82,38 +86,42 @@ def _where(surviving: list[tuple[str, ...]], numbers: list[tuple[str, ...]]) -> 
 
 
 def _moved_effects(
-    policy: PolicyCopy, step: StepBatch, state: State
+    policy: PolicyCopy, inputs: Script, state: State
 ) -> tuple[tuple[Float[Tensor, " N"], Float[Tensor, " N"]] | None, list[tuple[str, ...]]]:
-    """Move each floating-point number of a state; return the effects with a flag and without, and its position."""
-    leaves, axes, moved, numbers = state_leaves(state), policy.rows.axes, list[State](), list[tuple[str, ...]]()
-    row = torch.tensor([0])
-    base = policy.rows.pick(state, row)
-    names = list(named_leaves(state))
-    total = sum(leaf.numel() // leaf.shape[axis] for leaf, axis in zip(leaves, axes, strict=True))
-    every = -(-total // MAX_NUMBERS)
-    for number, (leaf, axis) in enumerate(zip(state_leaves(base), axes, strict=True)):
-        if not leaf.is_floating_point():
-            continue
+    """Move each number of a state; return the effects on the next outputs with a flag and without, and its position."""
+    axes, moved, numbers = policy.rows.axes, list[State](), list[tuple[str, ...]]()
+    base = policy.rows.pick(state, torch.tensor([0]))
+    leaves, names = state_leaves(base), list(named_leaves(state))
+    every = -(-sum(leaf.numel() for leaf in leaves) // MAX_NUMBERS)
+    for number, (leaf, axis) in enumerate(zip(leaves, axes, strict=True)):
         for index in range(number % every, leaf.numel(), every):
-            changed = [part.clone() for part in state_leaves(base)]
-            changed[number].view(-1)[index] += MOVE
+            changed = [part.clone() for part in leaves]
+            _move(changed[number].view(-1)[index : index + 1])
             moved.append(with_leaves(base, changed))
             at = [str(int(i)) for i in torch.unravel_index(torch.tensor(index), leaf.shape)]
             numbers.append((names[number], *(i for place, i in enumerate(at) if place != axis)))
     if not moved:
         return None, []
-    batch = policy.rows.cat([base, *moved])
-    repeated = step[torch.zeros(len(moved) + 1, dtype=torch.long)]
+    batch, row = policy.rows.cat([base, *moved]), torch.zeros(len(moved) + 1, dtype=torch.long)
     effects = []
     for flag in (True, False):
-        flags = torch.full_like(repeated.first, flag)
-        outputs, after = policy.adapter.act(repeated.with_starts(flags), clone_state(batch))
-        change = [flat(outputs, 1)[1:] - flat(outputs, 1)[:1]]
-        for leaf, axis in zip(state_leaves(after), axes, strict=True):
-            rows = leaf.movedim(axis, 0).double().flatten(1)
-            change.append(rows[1:] - rows[:1])
-        effects.append(torch.cat([part.double() for part in change], 1).norm(dim=1).cpu())
+        after, change = clone_state(batch), list[Tensor]()
+        for t in range(HORIZON, HORIZON + LATER):
+            step = inputs.at(t)[row]
+            flags = torch.full_like(step.first, flag and t == HORIZON)
+            outputs, after = policy.adapter.act(step.with_starts(flags), after)
+            change.append((flat(outputs, 1)[1:] - flat(outputs, 1)[:1]).double())
+        effects.append(torch.cat(change, 1).norm(dim=1).cpu())
     return (effects[0], effects[1]), numbers
+
+
+def _move(number: Tensor) -> None:
+    if number.dtype == torch.bool:
+        number.logical_not_()
+    elif number.is_floating_point():
+        number.add_(MOVE)
+    else:
+        number.add_(1)
 
 
 def _wrong_rows(policy: PolicyCopy, step: StepBatch, state: State) -> Clearing | None:
@@ -133,6 +141,9 @@ def _wrong_rows(policy: PolicyCopy, step: StepBatch, state: State) -> Clearing |
         return _inverted(policy, step, state)
     if not bool(reach.any()):
         return Clearing(TOGETHER)
+    if not bool((reach & ~own).any()):
+        ignored = (matters & ~reach.diagonal()).nonzero().flatten().tolist()
+        return Clearing(SOME_ROWS, f"those of rows {', '.join(map(str, ignored))}")
     if bool(reach.all()):
         return Clearing(ANY)
     if bool(reach[0].sum() >= rows - 1) and not bool(reach[1:].any()):
@@ -166,6 +177,11 @@ def _other_start(policy: PolicyCopy, step: StepBatch, state: State) -> Clearing 
     """Whether a start gives something else than the initial state does."""
     flags = torch.ones_like(step.first)
     cleared = _all(policy, step, state, flags)
+    other_obs = replace(step, obs=step.obs.roll(1, 0))
+    if not _all(policy, step, state, ~flags).equal(_all(policy, other_obs, state, ~flags)) and cleared.equal(
+        _all(policy, other_obs, state, flags)
+    ):
+        return Clearing(AFTER)
     never = step.with_starts(~flags)
     from_none = policy.adapter.act_from_none(never)
     if from_none is not None and not torch.allclose(flat(from_none, 1).cpu(), cleared, atol=1e-9):

@@ -188,6 +188,9 @@ def _add_starts(script: Script) -> None:
             (script.terminated if number % 2 else script.truncated)[agent, step] = True
         script.first[agent, step] = True
         script.valid[agent, step] = True
+    for agent, step in script.first[:, 1:].nonzero()[::5].tolist():
+        # Some episodes end both ways at once.
+        script.terminated[agent, step + 1] = script.truncated[agent, step + 1] = True
 
 
 def _copy(adapter: PolicyAdapter, dtype: torch.dtype, conditions: Conditions) -> PolicyCopy:

@@ -2,13 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 
 import torch
 from torch.utils import _pytree as pytree
 
-from holdfast.check import known_bugs, probes, segment_bugs
-from holdfast.check.adapters.base import RolloutAndReplay
+from holdfast.check import known_bugs, probes
 from holdfast.check.adapters.holdfast_extras import run_in_slices
 from holdfast.check.clear_probe import INVERTED, PART, Clearing, clearing_bug
 from holdfast.check.compare import BOUND, State, clone_state
@@ -17,14 +16,12 @@ from holdfast.check.known_bugs import FIXES, ONE_CAUSE, RESET_FIXES, ResetRule, 
 from holdfast.check.path_bugs import BOOTSTRAP, long_segment_bug, source_of_bootstrap
 from holdfast.check.policy_copy import AGENTS, HORIZON, STEPS, PolicyCopy
 from holdfast.check.results import Law, Measurement, Pattern
+from holdfast.check.returned_state import OLD, returned_state_bug, returns_its_input
+from holdfast.check.segment_diagnosis import UNEXPLAINED_SHARE, SegmentBug, SegmentDiagnosis
+from holdfast.check.segment_experiments import segment_experiment
 from holdfast.check.state_laws import replay_row_by_row
 from holdfast.monitor.replay_check import largest_allowed
 from holdfast.types import Tensor
-
-UNEXPLAINED_SHARE = 0.05
-"""A hypothesis may leave at most this share of the error unexplained."""
-EXPLAINED_SHARE = 0.85
-"""A hypothesis must give at least this share of the segments that differ from the right ones."""
 
 HIDDEN_STATE = "state kept outside the returned state"
 KEEPS_GRAPH = "stored state keeps its graph"
@@ -55,15 +52,17 @@ class Diagnosis:
     def explain(self, law: Law) -> Pattern | None:
         """Return the known bug behind a broken law, with the phase it is confined to."""
         try:
-            for part in law.broken:
-                if self.generic and part.path in _SIZES:
-                    # What breaks in a short run too is not a matter of size.
-                    continue
-                name = "random numbers in the forward pass" if self.random else self._name(law.name, part)
+            # Wrong values explain gradients that are compared with those of steps, not with finite differences.
+            for part in sorted(law.broken, key=lambda part: part.path in _BY_VALUES):
+                # What breaks in a short run too is not a matter of size.
+                is_generic = self.generic and part.path in _SIZES
+                bug = self._any_bug() if is_generic else self._name(law.name, part)
+                name = "random numbers in the forward pass" if self.random else bug
                 if name is not None:
-                    confined = name in RESET_FIXES and name != self.rollout_bug and part.path in _PHASES
+                    confined = name in RESET_FIXES and name != self.rollout_bug
                     write, detail = FIXES.get(name) or fix_of(name), self.details.get(name, "")
-                    name_of_phase = f"{name} ({_PHASES[part.path]})" if confined else name
+                    phase = _PHASES.get(part.path) or ("in updates" if name == self.replay_bug else "")
+                    name_of_phase = f"{name} ({phase})" if confined and phase else name
                     return Pattern(name_of_phase, write, detail, self.shares.get(name))
             return None
         except Exception:
@@ -86,8 +85,10 @@ class Diagnosis:
         experiments: dict[str, Callable[[], str | None]] = {
             "act into act": self._graph_bug,
             "step to step": lambda: self._any_bug() or self._cut_inside(),
-            "inside": lambda: self._any_bug() or self._cut_inside(),
-            **dict.fromkeys(_GRADIENTS, lambda: self._any_bug() or (self._cut_inside() and "wrong gradient")),
+            "inside": lambda: self._unrepeatable or CUT,
+            "chain gradient": lambda: self._any_bug() or (self._cut_inside() and self._wrong_gradient),
+            "gradient of a segment": lambda: self._unrepeatable or self._wrong_gradient,
+            "gradient of a parameter": lambda: self._unrepeatable or self._wrong_gradient,
             "bootstrap value": lambda: self._any_bug() or self._bootstrap_bug(),
             "exit state": lambda: self._any_bug() or "the state a segment returns is wrong",
             "none state": lambda: self._any_bug() or self._start_bug(),
@@ -97,7 +98,7 @@ class Diagnosis:
             "long segment": lambda: self._any_bug() or long_segment_bug(self.context),
             "many rows": lambda: self._any_bug() or "many rows are read differently",
             "evaluation mode": lambda: self._any_bug() or self.evaluation_bug or _EVALUATION,
-            "one agent in evaluation": lambda: self._any_bug() or IGNORED_FOR_ONE_IN_EVALUATION,
+            "one agent in evaluation": lambda: self._any_bug() or self._evaluated_alone_bug(),
             "bootstrap": lambda: HIDDEN_STATE if self.hidden else "bootstrap value advances the state",
             "saved": self._save_bug,
             "get_memory": self._save_bug,
@@ -125,9 +126,20 @@ class Diagnosis:
             return HIDDEN_STATE
         if probes.mixes_rows(self.context.exact, self.context.script):
             return "rows of a batch mix"
+        backwards = self.context.information_reach["replay"].amax(-1).transpose(0, 1).tril(-1)
+        if bool((backwards != 0).any()):
+            return "outputs depend on later steps"
         if probes.ignores_state(self.context.exact, self.context.script):
-            return "every call starts from zeros"
+            return self._without_carry
+        if probes.acts_otherwise(self.context.exact, self.context.script):
+            return "acting without an action differs"
         return None
+
+    @cached_property
+    def _without_carry(self) -> str:
+        """Why a step knows nothing of the one before."""
+        returns_input = returns_its_input(self.context.exact, self.context.script)
+        return OLD if returns_input else "every call starts from zeros"
 
     @cached_property
     def random(self) -> bool:
@@ -176,9 +188,11 @@ class Diagnosis:
             # A chain of steps without flags would be cleared at every step.
             return INVERTED
         rule = self._rollout_rule[1]
+        exact = self.context.exact
+        if rule is not None and rule.name == "every call starts from zeros":
+            return self._without_carry
         if rule is not None and rule.name and rule.name != PART:
             return rule.name
-        exact = self.context.exact
         outputs = self.context.outputs[exact.dtype].rollout
         is_right = self.same(exact, exact.steps(self.context.script, reset=self.context.clears)[0], outputs)
         clearing = None if self.hidden or (rule is not None and is_right and not rule.name) else self._clearing
@@ -203,67 +217,20 @@ class Diagnosis:
         outputs, script = self.context.outputs[policy.kind], self.context.script
         if (rule is None and self.hidden) or self.same(policy, outputs.replay, outputs.rollout):
             return None
-        for (entry_bug, entry), reset in self._rule_pairs(policy, states):
-            predicted = known_bugs.predict_replay(policy, script, entry, reset)
-            if self.explains(policy, predicted, outputs.replay, outputs.rollout):
-                return entry_bug or reset.name or None
-        more = self._other_segment_bug(policy, states, outputs)
-        if more is not None:
-            return more
-        replayed = self._replay_segments(policy, states)
-        for predicted in known_bugs.swapped_axes(policy, script, states, self.context.clears):
-            if self.explains(policy, predicted, replayed, outputs.rollout):
-                return "time and batch axes swapped"
-        return self._entry_bug(policy, states, outputs.replay)
-
-    def _other_segment_bug(self, policy: PolicyCopy, states: list[State], outputs: RolloutAndReplay) -> str | None:
-        """Compare what else a segment may start from or apply, by the share of differing segments that each gives."""
-        script, clears = self.context.script, self.context.clears
-        (_, right), (_, zeros), *_ = known_bugs.entry_rules(policy, states)
-        rule = ResetRule("", clears[:, :STEPS])
-        candidates = [(other.name, right, other) for other in segment_bugs.flag_rules(clears)]
-        candidates += [(name, entry, rule) for name, entry in segment_bugs.entry_rules(policy, right, zeros)]
-        candidates += [
-            (entry_bug or reset.name, entry, reset) for (entry_bug, entry), reset in self._rule_pairs(policy, states)
-        ]
-        best, best_share = None, EXPLAINED_SHARE
-        for name, entry, reset in candidates:
-            predicted = known_bugs.predict_replay(policy, script, entry, reset)
-            share = self.share(policy, predicted, outputs.replay, outputs.rollout)
-            if share > best_share and name:
-                best, best_share = name, share
-            if share == 1:
-                break
-        if best is None:
+        segments = SegmentDiagnosis(policy, script, self.context.clears, self.context.columns, states, outputs)
+        bug = segments.find() or returned_state_bug(policy, script) or self._experiment(policy)
+        if bug is None:
             return None
-        name, _, detail = best.partition(" to ") if best.startswith(segment_bugs.ROUNDED) else (best, "", "")
-        self.shares[name] = best_share
-        if detail:
-            self.details[name] = f"to {detail}"
-        return name
+        if bug.detail:
+            self.details[bug.name] = bug.detail
+        if bug.share is not None:
+            self.shares[bug.name] = bug.share
+        return bug.name
 
-    def share(self, policy: PolicyCopy, predicted: Tensor, measured: Tensor, right: Tensor) -> float:
-        """Return the share of the segments that differ from the right ones which a prediction gives.
-
-        A segment that is right although the prediction says otherwise does not count: a bug may begin later.
-        """
-        differing, matching = 0, 0
-        bound = largest_allowed(BOUND[policy.kind]) * max(1.0, float(measured.abs().max()))
-        blocks = (leaf.unflatten(1, (-1, HORIZON)).flatten(0, 1) for leaf in (predicted, measured, right))
-        for guess, was, should in zip(*blocks, strict=True):
-            wrong = float((was - should).abs().max())
-            left = float((guess - was).abs().max())
-            if wrong > bound:
-                differing += 1
-                matching += left <= max(bound, UNEXPLAINED_SHARE * wrong) and left <= max(bound, 1e-3 * wrong)
-        return matching / differing if differing else 0.0
-
-    def _rule_pairs(self, policy: PolicyCopy, states: list[State]) -> list[tuple[tuple[str, State], ResetRule]]:
-        """List hypotheses: one wrong rule first, then a wrong entry with a wrong reset."""
-        entries = list(known_bugs.entry_rules(policy, states))
-        resets = list(known_bugs.segment_reset_rules(policy, self.context.script, self.context.clears))
-        one_wrong = [(entries[0], reset) for reset in resets] + [(entry, resets[0]) for entry in entries[1:]]
-        return one_wrong + [(entry, reset) for entry in entries[1:] for reset in resets[1:]]
+    def _experiment(self, policy: PolicyCopy) -> SegmentBug | None:
+        """Say what differs between segments and steps, where nothing but the division into calls may do it."""
+        elsewhere = self.hidden or probes.mixes_rows(policy, self.context.script) or self._rollout_rule[1] is None
+        return None if elsewhere else segment_experiment(policy, self.context.script)
 
     def _replay_segments(
         self, policy: PolicyCopy, states: list[State], replay: Callable[..., Tensor] = PolicyCopy.replay
@@ -271,17 +238,6 @@ class Diagnosis:
         """Replay segment by segment, from the states of single steps."""
         script, starts = self.context.script, range(0, STEPS, HORIZON)
         return torch.cat([replay(policy, script.step_batches(t, t + HORIZON), states[t]) for t in starts], dim=1)
-
-    def _entry_bug(self, policy: PolicyCopy, states: list[State], outputs: Tensor) -> str | None:
-        script, right = self.context.script, ResetRule("", self.context.clears[:, :STEPS])
-        _, entry = next(known_bugs.entry_rules(policy, states))
-        same = partial(self.same, policy)
-        sources = known_bugs.match_entries(policy, script, entry, right, outputs, same)
-        if sources is None:
-            return None
-        if bool((sources % AGENTS == torch.arange(len(sources)) % AGENTS).all()):
-            return "entry state of another segment of the same agent"
-        return "entry states of other rows"
 
     def same(self, policy: PolicyCopy, actual: Tensor, expected: Tensor) -> bool:
         """Whether two outputs are equal to within rounding."""
@@ -300,7 +256,20 @@ class Diagnosis:
         """Whether values are right where the gradient ends, so that nothing but the graph is cut."""
         outputs = self.context.outputs[self.context.exact.dtype]
         right = self.same(self.context.exact, outputs.replay, outputs.rollout)
-        return "graph cut inside the segment" if right else None
+        return CUT if right else None
+
+    @property
+    def _unrepeatable(self) -> str | None:
+        """What keeps calls from giving the same twice, which finite differences need."""
+        return HIDDEN_STATE if self.hidden else None
+
+    @cached_property
+    def _wrong_gradient(self) -> str:
+        detaching = probes.detaching_calls(self.context.exact, self.context.script)
+        if not detaching:
+            return "wrong gradient"
+        self.details[CUT] = f"{detaching} is called in the segment"
+        return CUT
 
     def _start_bug(self) -> str | None:
         clearing = self._clearing
@@ -348,6 +317,14 @@ class Diagnosis:
                 return IGNORED_FOR_ONE if rule.name in NOT_RESET else rule.name
         return self.side_effect
 
+    def _evaluated_alone_bug(self) -> str:
+        """Find the bug of an agent that is evaluated alone."""
+        policy, script, few = self.context.exact, self.context.script, torch.arange(2)
+        outputs = torch.cat([policy.evaluate(script[rows]) for rows in few.split(1)])
+        rule = ResetRule("", torch.zeros_like(self.context.clears[:, :STEPS]))
+        predicted = known_bugs.run_from_initial(policy, script, rule)[0][few]
+        return IGNORED_FOR_ONE if self.same(policy, predicted, outputs) else IGNORED_FOR_ONE_IN_EVALUATION
+
     def _slices_bug(self) -> str | None:
         """Find out whether two slices of agents share one state."""
         policy, script, half = self.context.exact, self.context.script, AGENTS // 2
@@ -387,7 +364,8 @@ _SIZES = (
 )
 """Measurements of sizes and modes, which name those only if nothing else is broken."""
 _EVALUATION = "evaluation mode computes something else"
-_GRADIENTS = ("gradient of a segment", "chain gradient", "gradient of a parameter")
+CUT = "graph cut inside the segment"
+_BY_VALUES = ("chain gradient", "step to step")
 IGNORED_FOR_ONE_IN_EVALUATION = "a batch of one is read differently"
 _PHASES = {
     **dict.fromkeys(("replay", "single sequence", "short segments"), "in updates"),

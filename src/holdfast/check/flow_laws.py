@@ -10,8 +10,8 @@ import torch
 from holdfast.check.call_laws import episodes_alone, none_as_state, overflowing_states
 from holdfast.check.compare import AXES, BOUND, SHORT, expect_close, expect_nonzero, expect_zero
 from holdfast.check.context import CheckContext
-from holdfast.check.gradient_laws import segment_gradients
-from holdfast.check.long_laws import late_memory, late_starts, many_rows
+from holdfast.check.gradient_laws import is_smooth, segment_gradients
+from holdfast.check.long_laws import late_memory, late_starts, many_rows, variants
 from holdfast.check.policy_copy import AGENTS, HORIZON, STEPS
 from holdfast.check.probes import gradient_of_each
 from holdfast.check.results import Measurement, not_measured
@@ -40,10 +40,16 @@ def cut(context: CheckContext) -> list[Measurement]:
 
 
 def _gradient_to_previous_step(context: CheckContext, gradient: Float[Tensor, "N A N"]) -> Measurement:
-    """Require a gradient into the previous step's input, wherever that step's own output has one."""
+    """Require a gradient into the previous step's input, wherever its value and the step's own output have one."""
     what, steps = "gradient from step to step of a segment", torch.arange(STEPS - 1)
     steps = steps[(steps + 1) % HORIZON != 0]
     required = context.must_propagate[steps, :, steps + 1] & (gradient[steps, :, steps] != 0)
+    # A gate may keep an observation out of the memory.
+    required &= context.information_reach["replay"].amax(-1)[steps, :, steps + 1] != 0
+    has_gradient = gradient[steps, :, steps + 1] != 0
+    if bool((required & has_gradient).any()) and not is_smooth(context):
+        # Where a gate jumps, values change without a gradient.
+        required &= has_gradient
     if not bool(required.any()):
         # A memory may answer later than it reads.
         later = gradient * (
@@ -51,7 +57,7 @@ def _gradient_to_previous_step(context: CheckContext, gradient: Float[Tensor, "N
         )
         if bool((later != 0).any()):
             return expect_nonzero(what, float(later.max()), "", "step to step")
-        return expect_nonzero(what, 0.0, "there is none at any step", "no gradient")
+        return expect_nonzero(what, 0.0, "there is none at any step", "step to step")
     smallest = gradient[steps, :, steps + 1].masked_fill(~required, torch.inf).amin(1)
     step = int(steps[smallest.argmin()])
     finding = f"no gradient from the output of step {step + 1} to the observation of step {step}, in one segment"
@@ -77,9 +83,16 @@ def _carried(context: CheckContext, name: str, diff: Float[Tensor, "N A N K"]) -
     crossing = torch.stack([change[:t, :, t:].amax((0, 2)) for t in range(1, STEPS)], dim=1)
     required = _far_from_starts(context)
     forgotten = required & (crossing == 0)
-    for variant in (context.script.swapped(), context.script.rolled()):
-        for t in forgotten.any(0).nonzero().flatten().tolist():
-            forgotten[:, t] &= ~_crosses(context, name, variant, t + 1)
+    steps = forgotten.any(0).nonzero().flatten() + 1
+    # Segment edges first; the first step that nothing crosses decides.
+    for step in sorted(steps.tolist(), key=lambda step: (step % HORIZON != 0, step)):
+        for variant in variants(context.script):
+            if not bool(forgotten[:, step - 1].any()):
+                break
+            forgotten[:, step - 1] &= ~_crosses(context, name, variant, step)
+        if bool(forgotten[:, step - 1].any()):
+            forgotten[:, torch.arange(STEPS - 1) != step - 1] = False
+            break
     smallest = crossing.masked_fill(~required | (crossing == 0), torch.inf)
     size = 0.0 if bool(forgotten.any()) or not bool(required.any()) else float(smallest.min())
     steps = forgotten.any(0).nonzero().flatten() + 1

@@ -27,8 +27,11 @@ RESET_FIXES = {
     "state reset one step early": (
         f"done[t] comes with obs[t], which starts the next episode; do not reset a step before: {_CLEAR}"
     ),
+    "state reset after the step has read": f"Reset before the cell reads obs[t], not its result: {_CLEAR}",
     "state reset on terminated only": _EITHER,
     "state reset on truncated only": _EITHER,
+    "state reset only where both flags are set": _EITHER,
+    "state not reset where both flags are set": _EITHER,
     "one episode start resets all rows": f"{_ROW_BY_ROW} `if first.any()`.",
     "state reset only when all rows start together": f"{_ROW_BY_ROW} `if first.all()`.",
     "the first row's flags reset all rows": "Use the flag of each row: first[:, None], not first[0].",
@@ -51,9 +54,12 @@ RESET_FIXES = {
     "two different initial states": "Use one initial state for None, the first rollout and episode starts.",
     "flags are inverted": "first is true where an episode starts: torch.where(first, initial, state), not (~first).",
     "state reset by the flags of other rows": f"{_ROW_BY_ROW} first of rolled or reordered rows.",
+    "state reset again one step later": f"first[t] belongs to obs[t] and to no other step: {_CLEAR}",
+    "flags of some rows are ignored": f"Reset every row: {_CLEAR}",
     "state reset two steps late": f"first[t] belongs to obs[t]: {_CLEAR}",
     "state reset two steps early": f"first[t] belongs to obs[t]: {_CLEAR}",
     "a segment's last flag is ignored": "Reset at every step of the segment, the last one too: first[:, t] for all t.",
+    "some of a segment's flags are ignored": "Reset at every step of the segment: first[:, t] for all t.",
     "a segment's flags are rolled by one step": "Use first[:, t] with obs[:, t]; roll() moves flags across the edge.",
     "a segment's flags are read backwards": "Use first[:, t] with obs[:, t], in the order of time.",
     "state not reset after a long episode": f"Reset whatever the episode's length: {_CLEAR}",
@@ -75,13 +81,25 @@ FIXES = {
     "part of the entry state is lost": f"Store every tensor of the state: {_ALL_TENSORS}",
     "entry state is rounded": "Store the state in the dtype the cell computes in.",
     "parts of the entry state are swapped": "Store and read tensors and layers of the state in the same order.",
+    "entry state is scaled": "Store the entry state as it is.",
+    "parts of the returned state are swapped": "Return tensors and layers of the state in the order they came in.",
+    "the returned state is of other rows": "Return the states of the rows in the order they came in.",
+    "the returned state is rounded": "Return the state in the dtype the cell computes in.",
+    "part of the returned state is lost": f"Return every tensor of the new state: {_ALL_TENSORS}",
+    "the returned state is the one before the last step": "Return the state after the last step, not the one it read.",
     "entry state is shifted by one": "Store and read the window of the state with the same offset.",
     # How a segment is read.
     "segments are read in chunks": "Carry the state from chunk to chunk of a segment; reset it where `first` is true.",
+    "observations of other rows in updates": "Shuffle observations with the same index as states, flags and actions.",
+    "observations of a segment are shifted by one step": "Replay obs[:, t] with first[:, t] and action[:, t].",
+    "outputs of other rows in updates": "Keep the order of rows in what a segment returns.",
+    "outputs of a segment are shifted by one step": "Return the output of step t at t: values[:, t].",
+    "acting without an action differs": "Compute the same, whether an action is given or sampled.",
+    "a segment does not go on from the state that a step returns": "Return the state as the cell gave it, unchanged.",
+    "outputs of a segment are computed in another way": "Compute outputs of steps and segments by the same code.",
     "segments longer than 32 steps are read differently": "Do nothing that depends on the length of a segment.",
     "many rows are read differently": "Do nothing that depends on the number of rows.",
     "the state a segment returns is wrong": "Return the state after the segment's last step, with its resets.",
-    "acting without an action differs": "Compute the same, whether an action is given or sampled.",
     "evaluation mode computes something else": "Do nothing in the memory that depends on module.training.",
     "bootstrap value of another state": (
         "Compute the bootstrap value from the next observation and the state after the last step, like any other value."
@@ -91,6 +109,7 @@ FIXES = {
     "time and batch axes swapped": "Use transpose(0, 1) between [B,T] and [T,B]; reshape and view regroup numbers.",
     "resets ignored in a batch of one": "Reset for any batch size; do not squeeze or branch on a batch of one.",
     "a batch of one is read differently": "Treat one row like many; do not squeeze the batch axis.",
+    "outputs depend on later steps": "Mask later steps, and read a segment in one direction only.",
     "rows of a batch mix": "Normalize over features, not over the batch: nn.LayerNorm, not nn.BatchNorm.",
     "state shared between slices": (
         "Keep a state for each slice of environments: states[env_id_start], not one for all."
@@ -239,8 +258,11 @@ def reset_rules(policy: PolicyCopy, script: Script, clear: Bool[Tensor, "A N1"])
     yield ResetRule("state never reset", torch.zeros_like(right))
     yield ResetRule(LATE, torch.nn.functional.pad(right[:, :-1], (1, 0)))
     yield ResetRule(EARLY, clear[:, 1 : STEPS + 1])
-    yield ResetRule("state reset on terminated only", right & ~script.truncated[:, :STEPS])
-    yield ResetRule("state reset on truncated only", right & ~script.terminated[:, :STEPS])
+    terminated, truncated = script.terminated[:, :STEPS], script.truncated[:, :STEPS]
+    yield ResetRule("state reset on terminated only", right & ~(truncated & ~terminated))
+    yield ResetRule("state reset on truncated only", right & ~(terminated & ~truncated))
+    yield ResetRule("state reset only where both flags are set", right & (terminated == truncated))
+    yield ResetRule("state not reset where both flags are set", right & ~(terminated & truncated))
     yield ResetRule("one episode start resets all rows", right.any(0).expand_as(right))
     yield ResetRule("state reset only when all rows start together", right.all(0).expand_as(right))
     yield ResetRule("the first row's flags reset all rows", right[:1].expand_as(right))
@@ -283,10 +305,29 @@ def entry_rules(policy: PolicyCopy, states: list[State]) -> Iterator[tuple[str, 
         yield "part of the entry state is lost", _replace_part(policy, right, zeros, selection)
 
 
-def predict_replay(policy: PolicyCopy, script: Script, entry: State, rule: ResetRule) -> Float[Tensor, "A N K"]:
-    """Predict the outputs of replaying all segments from given entry states."""
-    outputs, _ = chain(policy, in_segments(script), entry, replace(rule, clear=_segments(rule.clear)))
+def predict_replay(
+    policy: PolicyCopy,
+    script: Script,
+    entry: State,
+    rule: ResetRule,
+    change: Callable[[Tensor], Tensor] = lambda obs_BT: obs_BT,
+) -> Float[Tensor, "A N K"]:
+    """Predict the outputs of replaying all segments from given entry states, with changed observations."""
+    batch = in_segments(script)
+    batch = replace(batch, obs=change(batch.obs))
+    outputs, _ = chain(policy, batch, entry, replace(rule, clear=_segments(rule.clear)))
     return torch.cat(outputs.split(script.agents), dim=1)
+
+
+def predict_chunks(
+    policy: PolicyCopy, script: Script, entry: State, rule: ResetRule, length: int
+) -> Float[Tensor, "A N K"]:
+    """Predict the outputs of segments whose chunks of some steps all start from the entry state."""
+    batch, clear, chunks = in_segments(script), _segments(rule.clear), []
+    for start in range(0, HORIZON, length):
+        part = slice(start, start + length)
+        chunks.append(chain(policy, batch[:, part], entry, replace(rule, clear=clear[:, part]))[0])
+    return torch.cat(torch.cat(chunks, dim=1).split(script.agents), dim=1)
 
 
 def in_segments(script: Script) -> StepBatch:

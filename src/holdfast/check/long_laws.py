@@ -1,5 +1,6 @@
 """Long episodes, long segments, many rows: what eight agents and 32 steps do not show."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,8 @@ LARGE_OBS = 100
 """Numbers of an observation above which fewer rows are run."""
 LATE = 70
 """The first step at which a long episode may end."""
+VARIANTS = 6
+"""Rolls of the observations, before an overwritten memory counts as forgetful."""
 REACH = 8
 """Steps after a step within which an output must show what was before it."""
 
@@ -95,8 +98,8 @@ def late_memory(run: LongRun) -> list[Measurement]:
     """Information crosses every step of a long episode."""
     if not run.possible or run.policy.has_no_memory:
         return []
-    forgotten, smallest = None, 0.0
-    for script in (run.script, run.script.swapped()):
+    forgotten, smallest, steps = None, 0.0, torch.zeros(0)
+    for script in (run.script, *variants(run.script)):
         crossing, steps = _crossings(run, script)
         none = crossing == 0
         forgotten = none if forgotten is None else forgotten & none
@@ -108,6 +111,15 @@ def late_memory(run: LongRun) -> list[Measurement]:
     step = int(bad[0]) if len(bad) else 0
     finding = f"no observation before step {step} of an episode changes an output from there on"
     return [expect_nonzero("information across each step of a long episode", size, finding, "late memory")]
+
+
+def variants(script: Script) -> Iterator[Script]:
+    """Yield the script with other observations: some may overwrite a memory entirely, and not all do."""
+    yield script.swapped()
+    for _ in range(VARIANTS):
+        script = script.rolled()
+        yield script
+        yield script.swapped()
 
 
 def _crossings(run: LongRun, script: Script) -> tuple[Float[Tensor, " A"], Tensor]:

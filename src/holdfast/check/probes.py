@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from holdfast.check.adapters.base import flat
-from holdfast.check.compare import State, state_leaves
+from holdfast.check.compare import State, clone_state, state_leaves
 from holdfast.check.policy_copy import HORIZON, STEPS, PolicyCopy
 from holdfast.check.script import Script, StepBatch
 from holdfast.rng import isolated_rng
@@ -183,11 +184,26 @@ def keeps_hidden_state(policy: PolicyCopy, script: Script) -> bool:
 
 
 def mixes_rows(policy: PolicyCopy, script: Script) -> bool:
-    """Whether a single step of one row depends on the observations of other rows."""
-    others = torch.ones_like(script.first)
-    others[0] = False
-    one, other = (policy.steps(variant, stop=1)[0][0] for variant in (script, script.changed(others)))
-    return not one.equal(other)
+    """Whether the first steps of a row depend on the observations of other rows."""
+    script = script.without_flags()
+    base = policy.steps(script, stop=3)[0]
+    for rows in (torch.arange(1), torch.arange(1, script.agents)):
+        where, others = torch.zeros_like(script.first), torch.ones(script.agents, dtype=torch.bool)
+        where[rows], others[rows] = True, False
+        if not policy.steps(script.changed(where), stop=3)[0][others].equal(base[others]):
+            return True
+    return False
+
+
+def acts_otherwise(policy: PolicyCopy, script: Script) -> bool:
+    """Whether outputs change when the action that is drawn is given."""
+    step, state = policy.to_policy(script).at(1), policy.steps(script, stop=1)[1][-1]
+    with torch.no_grad(), policy.default_dtype():
+        evaluated = policy.adapter.act_with_action(step, clone_state(state))
+        if evaluated is None:
+            return False
+        outputs, _ = policy.adapter.act(step, clone_state(state))
+    return not torch.allclose(flat(outputs, 1), flat(evaluated, 1), atol=1e-9)
 
 
 def ignores_state(policy: PolicyCopy, script: Script) -> bool:
@@ -203,3 +219,33 @@ def returns_graph(policy: PolicyCopy, script: Script) -> bool:
     with policy.default_dtype(), torch.enable_grad():
         _, state = policy.adapter.act(policy.to_policy(script).at(0), policy.adapter.initial(script.agents))
     return any(leaf.requires_grad for leaf in state_leaves(state))
+
+
+class _FindsDetaching(TorchFunctionMode):
+    """Notes calls that cut the graph of a tensor with a gradient."""
+
+    calls: str = ""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with_graph = bool(args) and isinstance(args[0], Tensor) and args[0].grad_fn is not None
+        if with_graph and func in _DETACHING:
+            self.calls = _DETACHING[func]
+        return func(*args, **(kwargs or {}))
+
+
+_DETACHING: dict[Any, str] = {
+    Tensor.detach: "detach()",
+    Tensor.detach_: "detach_()",
+    Tensor.data.__get__: ".data",  # type: ignore[attr-defined]
+    Tensor.numpy: "numpy()",
+    Tensor.tolist: "tolist()",
+    Tensor.item: "item()",
+}
+
+
+def detaching_calls(policy: PolicyCopy, script: Script) -> str:
+    """Name a call in a replayed segment that cuts the graph; empty if there is none."""
+    adapter, script = policy.adapter, policy.to_policy(script)
+    with policy.default_dtype(), torch.enable_grad(), _FindsDetaching() as mode:
+        adapter.replay(script.step_batches(0, STEPS), adapter.initial(script.agents))
+    return mode.calls

@@ -181,7 +181,7 @@ def _parser() -> Parser:
     add(
         "--no-clear", action="store_true", help="pass a policy that gets no episode starts: its caller clears the state"
     )
-    add("--interface", metavar="KIND", help="environments a trainer gets: gym, sb3, rsl_rl (default: gym)")
+    add("--interface", metavar="KIND", help="environments a trainer gets: gym, sb3, rsl_rl, torchrl (default: gym)")
     add("--gamma", metavar="G", help="discount that a trainer uses (default: 0.99)")
     add("--lam", metavar="L", help="lambda of a trainer's GAE (default: 0.95)")
     add_trust_code(parser)

@@ -237,7 +237,7 @@ class Collector:
     def _keep_small(self, transition: Mapping[str, Any]) -> set[str]:
         """Keep the small leaves of a step that is recorded until its segment ends; return their keys."""
         keys = set[str]()
-        for key, _ in self.steps.items():
+        for key in list(self.steps.keys()):
             leaf = transition[str(key)]
             if isinstance(leaf, Tensor) and leaf[0].nbytes <= SMALL:
                 leaf = leaf.clone() if self.copies_steps else leaf

@@ -123,6 +123,10 @@ class PolicyAdapter(ABC):
         """Act with None as the state, as at the start of a rollout; None if that is not possible."""
         return None
 
+    def act_with_action(self, step: StepBatch, state: State) -> Outputs | None:
+        """Act one step whose action is given; None if acting knows no actions."""
+        return None
+
     def rollout_and_replay(self, script: Script) -> RolloutAndReplay:
         """Run a script in rollouts, and replay every segment from its entry state."""
         horizon = script.steps // (self.rollouts * self.segments)

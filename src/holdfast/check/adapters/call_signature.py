@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch.utils import _pytree as pytree
 
 from holdfast.errors import ContractError
 from holdfast.types import Bool, Tensor
@@ -51,22 +50,6 @@ FIRST_WORDS |= {"episode", "restart", "restarts", "new", "isfirst", "isinit"}
 END_WORDS: dict[str, Role] = {"terminated": "terminated", "terminateds": "terminated"}
 END_WORDS |= {"truncated": "truncated", "truncateds": "truncated"}
 FLAGS = ("first", "mask", "terminated", "truncated")
-INITIAL_METHODS = [
-    "initial_state",
-    "get_initial_state",
-    "init_state",
-    "get_init_state",
-    "initialize_state",
-    "zero_state",
-    "initial_states",
-    "init_hidden",
-    "initial_hidden",
-    "initialize_hidden",
-    "get_initial_hidden",
-    "initial_hidden_state",
-    "initialize_carry",
-    "initial",
-]
 
 
 @dataclass(frozen=True)
@@ -161,21 +144,6 @@ def split_result(result: Any, *, state_first: bool) -> tuple[Any, Any]:
         raise ContractError(f"it returned {type(result).__name__}{NO_STATE}")
     outputs, state = (result[1:], result[0]) if state_first else (result[:-1], result[-1])
     return (outputs[0] if len(outputs) == 1 else tuple(outputs)), state
-
-
-def initial_from_method(module: Any, rows: int) -> Any:
-    """Call the module's own method that makes an initial state; None if it has none."""
-    for name in INITIAL_METHODS:
-        method = getattr(module, name, None)
-        if callable(method):
-            try:
-                state = method(rows)
-            except Exception:
-                # A method of that name may take something else; other ways to make a state remain.
-                continue
-            if any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(state)):
-                return state
-    return None
 
 
 def flag_values(

@@ -8,12 +8,11 @@ from unittest.mock import patch
 
 import torch
 from gymnasium import spaces
-from torch import nn
 from torch.distributions import Bernoulli, Categorical, Normal
 
 from holdfast.check.adapters.base import Outputs, PolicyAdapter, has_methods
-from holdfast.check.adapters.call_signature import initial_from_method
 from holdfast.check.adapters.generic import ObsShape, random_obs
+from holdfast.check.adapters.initial_states import initial_from_method, recurrent_layers, zero_state
 from holdfast.check.compare import State, clone_state, register_dataclasses
 from holdfast.check.script import StepBatch
 from holdfast.errors import ConfigError
@@ -46,7 +45,7 @@ class CleanRL(PolicyAdapter):
         state = initial_from_method(self.module, rows)
         if state is not None:
             return register_dataclasses(state)
-        cores = [layer for layer in self.module.modules() if isinstance(layer, nn.RNNBase | nn.RNNCellBase)]
+        cores = recurrent_layers(self.module)
         if not cores:
             raise ConfigError(
                 "A CleanRL-style agent needs an nn.LSTM or nn.GRU, or a method get_initial_state(rows), and this one "
@@ -58,7 +57,7 @@ class CleanRL(PolicyAdapter):
     @cached_property
     def _one_state(self) -> bool:
         """Whether the state is that of one recurrent layer, and not a tuple of all of them."""
-        cores = [layer for layer in self.module.modules() if isinstance(layer, nn.RNNBase | nn.RNNCellBase)]
+        cores = recurrent_layers(self.module)
         if len(cores) < 2:
             return True
         weight = next(self.module.parameters())
@@ -82,6 +81,10 @@ class CleanRL(PolicyAdapter):
             _, evaluated, _ = self._call(step.obs, before, step.first, step.action)
             outputs = {**outputs, "logprob": evaluated["logprob"]}
         return outputs, after
+
+    def act_with_action(self, step: StepBatch, state: State) -> Outputs | None:
+        """Call it with one step of all environments and the script's action."""
+        return self._call(step.obs, state, step.first, step.action)[1]
 
     def replay(self, batch: StepBatch, state: State) -> Outputs:
         """Call it with a rollout."""
@@ -109,17 +112,6 @@ class CleanRL(PolicyAdapter):
         chosen, log_prob, entropy, value, state = result
         outputs = {"value": value, "logprob": log_prob, "entropy": entropy}
         return chosen, {name: leaf.reshape(len(x)) for name, leaf in outputs.items()}, register_dataclasses(state)
-
-
-def zero_state(core: Any, rows: int) -> State:
-    """Make the zeros that a recurrent layer of PyTorch starts from."""
-    weight, layers = next(core.parameters()), ()
-    if isinstance(core, nn.RNNBase):
-        layers = (core.num_layers * (2 if core.bidirectional else 1),)
-    hidden = core.proj_size or core.hidden_size if isinstance(core, nn.RNNBase) else core.hidden_size
-    h, c = (torch.zeros(*layers, rows, size, dtype=weight.dtype) for size in (hidden, core.hidden_size))
-    has_cell = core.mode == "LSTM" if isinstance(core, nn.RNNBase) else isinstance(core, nn.LSTMCell)
-    return (h, c) if has_cell else h
 
 
 @contextmanager

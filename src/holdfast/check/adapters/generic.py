@@ -43,17 +43,29 @@ def random_box(box: spaces.Box) -> Callable[[Tensor], Tensor]:
 
 
 def _width(module: nn.Module) -> int:
+    width = first_width(module)
+    if width is None:
+        raise ConfigError(
+            f"The observation shape of {type(module).__name__} is unknown; give it: check(policy, obs=(4,)), a "
+            "Gymnasium space, or --obs 3,84,84 on the command line."
+        )
+    return width
+
+
+def first_width(module: nn.Module) -> int | None:
+    """Return how many numbers the first layer reads; None if it reads no vector."""
     for layer in module.modules():
         if isinstance(layer, nn.Linear) and layer.in_features:
             return layer.in_features
         if isinstance(layer, nn.RNNBase | nn.RNNCellBase):
             return layer.input_size
+        if isinstance(layer, nn.BatchNorm1d):
+            return layer.num_features
+        if isinstance(layer, nn.LayerNorm) and len(layer.normalized_shape) == 1:
+            return layer.normalized_shape[0]
         if not list(layer.children()) and list(layer.parameters()):
             break
-    raise ConfigError(
-        f"The observation shape of {type(module).__name__} is unknown; give it: check(policy, obs=(4,)), a "
-        "Gymnasium space, or --obs 3,84,84 on the command line."
-    )
+    return None
 
 
 class Functions(PolicyAdapter):

@@ -1,6 +1,5 @@
 """Adapter of modules `(x, state) -> (y, state)`, with or without episode starts, in any order and layout."""
 
-import copy
 import warnings
 from collections.abc import Callable
 from typing import Any, Literal, get_args
@@ -10,15 +9,11 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from holdfast.check.adapters.base import Outputs, PolicyAdapter
-from holdfast.check.adapters.call_signature import (
-    NO_STATE,
-    CallSignature,
-    flag_values,
-    initial_from_method,
-    split_result,
-)
-from holdfast.check.adapters.generic import ObsShape, named_outputs, random_obs
+from holdfast.check.adapters.call_signature import NO_STATE, CallSignature, flag_values, split_result
+from holdfast.check.adapters.generic import ObsShape, first_width, named_outputs, random_obs
+from holdfast.check.adapters.initial_states import initial_from_method, zero_states
 from holdfast.check.compare import RowAxes, State, register_dataclasses, state_leaves, with_leaves
+from holdfast.check.held_memory import copy_policy
 from holdfast.check.script import StepBatch
 from holdfast.errors import ConfigError, ContractError, error_text
 from holdfast.rng import isolated_rng
@@ -26,6 +21,7 @@ from holdfast.types import Tensor
 
 Layout = Literal["time first", "batch first", "step"]
 """What `x` is: `[T,B,...]`, `[B,T,...]` or `[B,...]`."""
+NO_INITIAL = "it has no method that makes an initial state"
 SHAPES = {"time first": "[T,B,...]", "batch first": "[B,T,...]", "step": "[B,...]"}
 
 CALL_HINT = (
@@ -64,13 +60,14 @@ class RawModule(PolicyAdapter):
         self._inverted, self._takes_none = False, False
         # Tried on a float32 copy on the CPU, which runs on any machine.
         self.module = _cpu_copy(module)
-        self.layout, self._flag_dtype, self._two_rows, self._rows = self._find_call(layout)
+        self.layout, self._flag_dtype, self._two_rows, self._rows = self._find_width(obs, layout)
         if self.sees_first:
             self._inverted = self._flags_are_inverted()
         self.module, self.reads_segments = module, self.layout != "step"
         flags = f", with starts as {self._signature.flag_name}" if self.sees_first else ""
         note = f"called as x {SHAPES[self.layout]}{flags}{', one minus done' if self._masks else ''}"
         self.notes = (f"{note}: inferred by calling it",) if layout is None else (note,)
+        self.notes += self._inferred
         self.notes += ("its module before torch.compile was measured",) if compiled is not module else ()
 
     @property
@@ -143,6 +140,33 @@ class RawModule(PolicyAdapter):
 
     # How it is called.
 
+    def _find_width(self, obs: ObsShape, layout: Layout | None) -> tuple[Layout, torch.dtype, State, RowAxes]:
+        """Find how it is called: from None, a state of its own, or zeros; with observations of some width."""
+        guesses = [] if self._make_initial is not None else list(zero_states(self.module))
+        widest = 0 if obs is not None else first_width(self.module) or 0
+        errors = list[ContractError]()
+        # The first layer may read observations beside actions, rewards or what was remembered.
+        for width in (0, *range(widest - 1, 0, -1)):
+            self._draw = random_obs(width, self.module) if width else self._draw
+            for make in (self._make_initial, *(guesses[:3] if width else guesses)):
+                self._make_initial = make
+                try:
+                    call = self._find_call(layout)
+                except ContractError as error:
+                    errors.append(error)
+                    continue
+                finally:
+                    self._make_initial = None if guesses else make
+                self._make_initial = make
+                self._inferred = (f"observations of {width} numbers: inferred by calling it",) if width else ()
+                if guesses and make is not None:
+                    shapes = [list(leaf.shape)[-1] for leaf in state_leaves(make(self.module, 1))]
+                    self._inferred += (f"initial state of zeros, {', '.join(map(str, shapes))} wide: inferred",)
+                return call
+        raise errors[0]
+
+    _inferred: tuple[str, ...] = ()
+
     def _find_call(self, layout: Layout | None) -> tuple[Layout, torch.dtype, State, RowAxes]:
         """Call it in each layout, with flags of each dtype, and infer the batch axes of the state."""
         errors: dict[str, str] = {}
@@ -158,7 +182,9 @@ class RawModule(PolicyAdapter):
                         self._takes_none = not own and self._make_initial is None
                         return candidate, dtype, two, RowAxes.infer(two, three)
                     except Exception as error:
-                        errors.setdefault(SHAPES[candidate], error_text(error, 160))
+                        # A module with an initial state of its own is not meant to be called with None.
+                        if SHAPES[candidate] not in errors or (own and NO_INITIAL not in str(error)):
+                            errors[SHAPES[candidate]] = error_text(error, 160)
         raise self._call_error(errors)
 
     def _state_of(self, rows: int, layout: Layout, flag_dtype: torch.dtype) -> State:
@@ -173,13 +199,15 @@ class RawModule(PolicyAdapter):
         if self._make_initial is not None or self._own_initial:
             entry = self.initial(rows)
             if not state_leaves(entry):
-                raise ContractError("it has no method that makes an initial state")
+                raise ContractError(NO_INITIAL)
         with torch.no_grad(), isolated_rng(0):
             outputs, state = self._call(batch.transposed() if layout == "time first" else batch, entry)
         shapes = [list(leaf.shape) for leaf in outputs.values()]
         size = (steps, rows) if layout == "time first" else tuple(batch.first.shape)
         if any(leaf.shape[: len(size)] != size for leaf in outputs.values()) or not state_leaves(state):
             raise ContractError(f"x {list(size)} x {list(obs.shape[2:])} gave y {shapes}")
+        if entry is not None and _shapes(state) != _shapes(entry):
+            raise ContractError(f"from a state {_shapes(entry)} it returned {_shapes(state)}")
         # Cloned, because a learned initial state is an expanded view of a parameter.
         return pytree.tree_map_only(Tensor, torch.clone, state if entry is None else entry)
 
@@ -223,9 +251,13 @@ class RawModule(PolicyAdapter):
         return next((leaf for leaf in self.module.parameters() if leaf.is_floating_point()), torch.zeros(1))
 
 
+def _shapes(state: State) -> list[list[int]]:
+    return [list(leaf.shape) for leaf in state_leaves(state)]
+
+
 def _cpu_copy(module: nn.Module) -> nn.Module:
     try:
-        return copy.deepcopy(module).cpu().float()
+        return copy_policy(module).cpu().float()
     except Exception as error:
         reason = error_text(error, 300)
         raise ContractError(f"{type(module).__name__} cannot be copied to the CPU: {reason}") from error

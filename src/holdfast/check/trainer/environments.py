@@ -1,4 +1,4 @@
-"""The script as environments of Gymnasium, Stable-Baselines3 and rsl_rl."""
+"""The script as environments of Gymnasium, Stable-Baselines3, rsl_rl and TorchRL."""
 
 from collections.abc import Callable
 from typing import Any
@@ -112,6 +112,47 @@ def rsl_rl_envs(script: TrainerScript) -> Any:
     return ScriptedRslEnv()
 
 
+def torchrl_envs(script: TrainerScript) -> Any:
+    """Return the script as an `EnvBase` of TorchRL, whose next observation at an episode's end is the final one."""
+    from tensordict import TensorDict
+    from torchrl.data import Categorical, Composite, Unbounded  # pyright: ignore[reportMissingImports]
+    from torchrl.envs import EnvBase  # pyright: ignore[reportMissingImports]
+
+    class ScriptedTorchRLEnv(EnvBase):
+        def __init__(self) -> None:
+            envs = script.envs
+            super().__init__(device="cpu", batch_size=[envs])
+            self.num_envs = envs
+            self.observation_spec = Composite(observation=Unbounded((envs, script.width)), shape=[envs])
+            self.action_spec = Categorical(ACTIONS, shape=(envs,))
+            self.reward_spec = Unbounded((envs, 1))
+            flag = Categorical(2, shape=(envs, 1), dtype=torch.bool)
+            flags = {name: flag.clone() for name in ("done", "terminated", "truncated")}
+            self.done_spec = Composite(flags, shape=[envs])
+
+        def _reset(self, tensordict: Any = None, **options: Any) -> Any:
+            # A partial reset, which TorchRL masks, takes the first observations that the step has drawn.
+            partial = tensordict is not None and tensordict.get("_reset", None) is not None
+            ids, never = script.current if partial else script.reset(), np.zeros(script.envs, dtype=bool)
+            return self._read(ids, never, never)
+
+        def _step(self, tensordict: Any) -> Any:
+            step = script.step()
+            ids = np.where(step.ended, step.final_ids, step.next_ids)
+            td = self._read(ids, step.terminated, step.truncated)
+            return td.set("reward", torch.tensor(step.reward)[:, None])
+
+        def _read(self, ids: Any, terminated: Any, truncated: Any) -> Any:
+            flags = {"done": terminated | truncated, "terminated": terminated, "truncated": truncated}
+            columns = {name: torch.tensor(flag)[:, None] for name, flag in flags.items()}
+            return TensorDict({"observation": torch.tensor(script.observations(ids)), **columns}, self.batch_size)
+
+        def _set_seed(self, seed: int | None) -> None:
+            """Do nothing: the script is fixed."""
+
+    return ScriptedTorchRLEnv()
+
+
 def _need(name: str, package: str, make: Callable[[TrainerScript], Any]) -> Callable[[TrainerScript], Any]:
     """Say which package an interface needs."""
 
@@ -128,4 +169,5 @@ INTERFACES: dict[str, Callable[[TrainerScript], Any]] = {
     "gym": GymEnvs,
     "sb3": _need("sb3", "sb3-contrib", sb3_envs),
     "rsl_rl": _need("rsl_rl", "rsl-rl-lib", rsl_rl_envs),
+    "torchrl": _need("torchrl", "torchrl", torchrl_envs),
 }

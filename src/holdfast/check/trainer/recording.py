@@ -66,6 +66,10 @@ class RowTable:
                 self._rows[number] = row
         self._stacked = None
 
+    def add_missing(self, ids: Int[Tensor, " N"], rows: Float[Tensor, "N F"]) -> None:
+        """Store rows of observations that have none."""
+        self.add(torch.tensor([NONE if number in self._rows else number for number in ids.tolist()]), rows)
+
     def find(self, rows: Float[Tensor, "N F"]) -> Int[Tensor, " N"]:
         """Return the observation whose row is the same up to rounding; NONE where there is none."""
         if not self._rows:
@@ -96,6 +100,8 @@ class TrainerRecording:
     unidentified: Counter[nn.Module] = field(default_factory=Counter)
     """Calls of recurrent modules with gradients whose rows belong to no observation."""
     _inputs: dict[nn.Module, RowTable] = field(default_factory=lambda: defaultdict(RowTable))
+    _outputs: RowTable = field(default_factory=RowTable)
+    """What recurrent modules gave for observations when acting."""
     _heads: dict[nn.Module, None] = field(default_factory=dict)
     """Heads that were called for observations."""
     _raw: Tensor | None = None
@@ -146,6 +152,10 @@ class TrainerRecording:
         kind = self._kind(ids)
         if kind == "act":
             self._inputs[module].add(ids[:, 0], x[:, 0])
+            self._outputs.add(ids[:, 0], y[:, 0])
+        else:
+            # Such as final observations, which are valued and not acted on.
+            self._outputs.add_missing(ids.flatten(), y.flatten(0, 1))
         if not bool((ids != NONE).any()):
             self.unidentified[module] += torch.is_grad_enabled()
             return
@@ -174,16 +184,24 @@ class TrainerRecording:
         ids = self.script.read_ids(rows)
         if ids is not None:
             return ids
-        raw = self._raw.flatten() if self._raw is not None and self._raw.numel() == len(rows) else None
+        raw = None if self._raw is None else self._raw
+        if raw is not None and raw.dim() == 2 and raw.numel() != len(rows) == len(raw):
+            # The output of a window is that of its last step.
+            raw = raw[:, -1]
+        raw = raw.flatten() if raw is not None and raw.numel() == len(rows) else None
         if raw is not None and self._raw_time == self._time and self._kind(raw[:, None]) == "act":
             return raw
         unread = self._raw_time < self._time and not torch.is_grad_enabled()
         if raw is None and unread and len(rows) == self.script.envs:
             # No module received this step's observations unchanged.
             return torch.from_numpy(self.script.current).clone()
-        equal = self._inputs[module].find(rows)
+        has_acted = module in self._inputs
+        equal = self._inputs[module].find(rows) if has_acted else self._outputs.find(rows)
         if raw is None or not in_order:
             return equal
+        if not has_acted and bool(((equal == raw) | (equal == NONE)).all()):
+            # A head that computes whole rollouts never acted: its rows are in the order of the observations.
+            return raw
         same_order = bool((equal == raw).any() & ((equal == raw) | (equal == NONE)).all())
         return raw if same_order else equal
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from holdfast.check.results import Measurement, not_measured
-from holdfast.check.trainer.recording import HeadCall, TrainerRecording
+from holdfast.check.trainer.recording import HeadCall, Kind, TrainerRecording
 from holdfast.check.trainer.script import NONE, TrainerScript
 
 BOUND = 1e-3
@@ -48,14 +48,18 @@ class Returns:
 
     @cached_property
     def _values(self) -> tuple[dict[int, float], dict[int, float]]:
-        """The first and the latest value when acting, by observation."""
+        """The first and the latest value when acting, by observation.
+
+        Where a trainer computes values after a rollout, those of its steps come before those of their next steps.
+        """
         first, latest = dict[int, float](), dict[int, float]()
+        kind = kind_of_rollout(self.calls)
         for call in self.calls:
-            if call.kind == "act":
+            if call.kind == kind:
                 for number, value in zip(call.ids.tolist(), call.output[:, 0].tolist(), strict=True):
                     first.setdefault(number, value)
                     latest[number] = value
-        return first, latest
+        return (first, latest) if kind == "act" else (latest, first)
 
     @property
     def first_value(self) -> dict[int, float]:
@@ -147,6 +151,11 @@ class Returns:
         if not np.isfinite(self.fit[0]):
             return "no two steps in a row were replayed with the values of the rollout"
         return ""
+
+
+def kind_of_rollout(calls: list[HeadCall]) -> Kind:
+    """Return which calls give a rollout's outputs: acting, or whole rollouts without gradients if a head never acts."""
+    return "act" if any(call.kind == "act" for call in calls) else "recompute"
 
 
 def _has_gradient(call: HeadCall) -> bool:
@@ -296,10 +305,11 @@ def _strange_rows(name: str, calls: list[HeadCall]) -> Measurement:
 def _head_replay(script: TrainerScript, name: str, calls: list[HeadCall]) -> Measurement:
     acting: dict[int, torch.Tensor] = {}
     worst, wrong, count, finding = 0.0, 0, 0, ""
+    kind = kind_of_rollout(calls)
     for call in calls:
         for number, row in zip(call.ids.tolist(), call.output, strict=True):
-            if call.kind == "act":
-                acting[number] = row
+            if call.kind == kind:
+                acting.setdefault(number, row) if kind == "recompute" else acting.update({number: row})
             elif call.kind == "learn" and number in acting:
                 expected, count = acting[number], count + 1
                 error = float(((row - expected).abs().max() / expected.abs().max().clamp(min=1)).nan_to_num(torch.inf))

@@ -35,7 +35,7 @@ def check_trainer(
 
     `train(envs)` trains a recurrent policy on the environments that it is handed, for two or three updates, with
     learning rate 0, no dropout, no normalization of observations or returns, and with `gamma` and `lam`.
-    `interface` is the kind of environments, one of `gym`, `sb3`, `rsl_rl`; by default what the function's
+    `interface` is the kind of environments, one of `gym`, `sb3`, `rsl_rl`, `torchrl`; by default what the function's
     annotation names, else `gym`. `hands_over_final=False` says that the trainer's own interface drops final
     observations, so that the value of the step before a truncation may stand for theirs.
     """
@@ -67,7 +67,7 @@ def _annotated(train: Train) -> str:
     if not parameters:
         raise ConfigError(f"The trainer takes no environments; {CONTRACT}.")
     text = str(parameters[0].annotation)
-    names = {"rsl_rl": "rsl_rl", "stable_baselines3": "sb3"}
+    names = {"rsl_rl": "rsl_rl", "stable_baselines3": "sb3", "torchrl": "torchrl"}
     return next((interface for word, interface in names.items() if word in text), "gym")
 
 
@@ -158,7 +158,11 @@ def once(recording: TrainerRecording, memories: list[Memory]) -> list[Measuremen
         counts = Counter[int]()
         times = set()
         for call in memory.updates:
-            counts.update(call.ids[call.ids != NONE].tolist())
+            present = call.ids[call.ids != NONE]
+            if len(present) > len(present.unique()):
+                # Of overlapping windows, each trains on its last step.
+                present = call.ids[:, -1]
+            counts.update(present[present != NONE].tolist())
             times.add(call.time)
         if not times:
             continue

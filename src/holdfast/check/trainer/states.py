@@ -311,8 +311,9 @@ def entry(memory: Memory) -> list[Measurement]:
     must, what, finding = "the state that the rollout had there", "entry states of sequences, update", ""
     if breaks:
         now, then = breaks[0]
-        finding = f"{memory.script.place(now)} follows {memory.script.place(then)}; hypothesis: steps are shuffled, or "
-        finding += "time and batch are swapped"
+        finding = f"{memory.script.place(now)} follows {memory.script.place(then)}; hypothesis: "
+        repeated = "observations are repeated, as padding"
+        finding += repeated if now == then else "steps are shuffled, or time and batch are swapped"
     name = f"{memory.name}steps out of order, update"
     order = Measurement(name, float(len(breaks)), finding=finding)
     return [order, summarize(memory, what, differences, count, must, lambda: _entry_rule(memory, differences))]

@@ -28,6 +28,10 @@ TRAINERS = {
     "rsl_rl": PeerTrainer("rsl_rl", "rsl-rl-lib", "`PPO` with recurrent actor and critic, in the runner's loop", False),
     "skrl": PeerTrainer("gym", "skrl", "`PPO_RNN`; its LSTM models are ours, as skrl leaves them to users"),
     "rl_games": PeerTrainer("gym", "rl-games", "`Runner` with `a2c_discrete` (PPO) and an LSTM after the MLP", False),
+    "torchrl": PeerTrainer(
+        "torchrl", "torchrl", "its collector, primer, GAE and `ClipPPOLoss`, with an `LSTMModule` that both heads share"
+    ),
+    "tianshou": PeerTrainer("gym", "tianshou", "`PPO` with `Recurrent` networks, updated on stacks of 8 observations"),
 }
 
 
