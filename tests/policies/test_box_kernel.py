@@ -100,5 +100,21 @@ def test_kernel_samples_the_same_actions(rows, count, seed):
     wanted = actions.sample(params, draws[:, 1])
     # Where the draw is within rounding of an edge, the sums of probabilities may differ.
     assert (action != wanted).float().mean() <= 0.2
+    assert bool(((action >= 0) & (action < count)).all())
     assert torch.equal(log_prob, actions.log_prob(params, action))
     assert bool((log_prob > -1e8).all())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("count", [1, 2, 5, 8, 33, 256])
+def test_kernel_samples_possible_actions_only(count):
+    """Sums of probabilities in parallel may fall from one action to the next, and the largest draws meet the total."""
+    from holdfast.policies.sample_kernel import sample_actions
+
+    logits = 4 * torch.randn(1 << 18, count, device="cuda")
+    logits[:, 1::3] = -1e9
+    draws = 1 - torch.randint(1, 5, (1 << 18,), device="cuda") * 2.0**-24
+    for each in (draws, torch.rand(1 << 18, device="cuda")):
+        _, action, log_prob = sample_actions(logits, each)
+        assert 0 <= int(action.min()) <= int(action.max()) < count
+        assert float(log_prob.min()) > -1e8

@@ -27,12 +27,14 @@ def _sample(
     x = x - tl.max(x, axis=1)[:, None]
     x = tl.maximum(x - tl.log(tl.sum(tl.exp(x), axis=1))[:, None], least)
     tl.store(params_ptr + rows.to(tl.int64)[:, None] * n + columns[None, :], x, mask=inside)
-    cumulative = tl.cumsum(tl.where(inside, tl.exp(x), 0.0), axis=1)
-    total = tl.max(cumulative, axis=1)
-    point = tl.load(draws_ptr + rows.to(tl.int64) * draw_stride, mask=is_row, other=0.0) * total
-    # Rounding may lift the point to the total; the last action with a probability is where it is reached.
-    before = (cumulative <= point[:, None]) & (cumulative < total[:, None]) & inside
-    action = tl.sum(before.to(tl.int32), axis=1)
+    probability = tl.where(inside, tl.exp(x), 0.0)
+    cumulative = tl.cumsum(probability, axis=1)
+    point = tl.load(draws_ptr + rows.to(tl.int64) * draw_stride, mask=is_row, other=0.0) * tl.max(cumulative, axis=1)
+    # Sums in parallel may round down from one action to the next: only actions with a probability count.
+    is_possible = probability > 0
+    first = tl.min(tl.where(is_possible & (cumulative > point[:, None]), columns[None, :], WIDTH), axis=1)
+    last = tl.max(tl.where(is_possible, columns[None, :], 0), axis=1)
+    action = tl.minimum(first, last)
     tl.store(actions_ptr + rows, action.to(tl.int64), mask=is_row)
     is_chosen = columns[None, :] == action[:, None]
     tl.store(log_prob_ptr + rows, tl.sum(tl.where(is_chosen & inside, x, 0.0), axis=1), mask=is_row)
