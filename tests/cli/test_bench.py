@@ -189,7 +189,7 @@ def test_narrow_table_keeps_ratios_errors_and_marks(on_gpu, width):
 @pytest.mark.parametrize(
     ("args", "text"),
     [
-        ([], "holdfast bench: nothing to measure is named; type: holdfast bench memory."),
+        ([], "holdfast bench: nothing to measure is named; type: holdfast bench memory, or train, rollout or update."),
         (["--quick"], "holdfast bench: nothing to measure is named"),
         (
             ["memory", "--device", "cpu", "--implementations", "triton,torchrl"],
