@@ -274,7 +274,7 @@ def loaded_by(module):
 
 def test_import_loads_the_layers_and_no_package_but_jaxtyping():
     memory = "memory memory.kernels memory.kernels.autotune memory.layers memory.packing memory.reference memory.scan"
-    names = f"errors {memory} nn torch_versions types version"
+    names = f"cuda_graphs errors kernel_support {memory} nn torch_versions types version"
     assert loaded_by("holdfast.nn") == [["holdfast", *(f"holdfast.{name}" for name in names.split())], []]
 
 

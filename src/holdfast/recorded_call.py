@@ -9,8 +9,8 @@ from holdfast.object_state import tree_leaves
 from holdfast.types import Tensor
 
 T = TypeVar("T")
-MAX_RECORDINGS = 4
-"""A call whose tensors move more often than this is not recorded any more."""
+MAX_RECORDINGS = 8
+"""A call whose tensors are in more places than this is recorded for the first of them only."""
 
 
 class RecordedCall(Generic[T]):
@@ -22,40 +22,33 @@ class RecordedCall(Generic[T]):
 
     def __init__(self, function: Callable[..., T], *, is_on: bool) -> None:
         self._function, self._is_on = function, is_on
-        self._where: Any = None
-        self._replay: Replay | None = None
-        self._recordings = 0
-        self._result: T
+        self._recordings: dict[Any, tuple[Replay, T]] = {}
+        self._last: Any = None
 
     def __call__(self, *inputs: Any, key: Hashable = None) -> T:
         """Call or replay the function; `key` is all that it depends on beside tensors."""
         leaves = tree_leaves(inputs) if self._is_on else []
         if not leaves:
             return self._function(*inputs)
-        where = key, [_where(leaf) for leaf in leaves]
-        if where != self._where:
-            # The first call initializes all that is made when it is first used.
-            self._where, self._replay = where, None
-            return self._function(*inputs)
-        if self._replay is None:
+        where = key, tuple(_where(leaf) for leaf in leaves)
+        if where not in self._recordings:
+            if where != self._last or len(self._recordings) == MAX_RECORDINGS:
+                # The first call initializes all that is made when it is first used.
+                self._last = where
+                return self._function(*inputs)
             try:
-                self._record(inputs, leaves[0])
+                self._recordings[where] = self._record(inputs, leaves[0])
             except CannotRecordError:
                 self._is_on = False
                 return self._function(*inputs)
-        assert self._replay is not None, "recorded above"
-        self._replay()
-        return self._result
+        replay, result = self._recordings[where]
+        replay()
+        return result
 
-    def _record(self, inputs: tuple[Any, ...], like: Tensor) -> None:
-        if self._recordings == MAX_RECORDINGS:
-            raise CannotRecordError("its tensors move")
-        self._recordings += 1
-
-        def call() -> None:
-            self._result = self._function(*inputs)
-
-        self._replay = cuda_graphs.record(call, like.device)
+    def _record(self, inputs: tuple[Any, ...], like: Tensor) -> tuple[Replay, T]:
+        results = list[T]()
+        replay = cuda_graphs.record(lambda: results.append(self._function(*inputs)), like.device)
+        return replay, results[0]
 
 
 def _where(leaf: Tensor) -> tuple[Any, ...]:

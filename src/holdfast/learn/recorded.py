@@ -1,8 +1,8 @@
 """The gradient step of a minibatch as a CUDA graph."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -26,7 +26,23 @@ OUTSIDE = ("target_kl", "gamma", "gae_lambda", "rho_clip", "c_clip")
 READ = (*POLICY_INPUTS, "actions", "act_log_prob", "values")
 """What the step reads of a rollout, but for V-trace."""
 MAX_RECORDINGS = 8
-"""A step that must be recorded more often than this, because numbers or shapes change, is not recorded any more."""
+"""With more kinds of rollouts or configs than this, no step is recorded any more."""
+
+
+@dataclass
+class Recording:
+    """A recorded step, for rollouts of one shape and one set of numbers, and where it reads them."""
+
+    segments: Segments
+    targets: Targets
+    config: TrainerConfig
+    """The coefficients are tensors."""
+    is_warm: bool = False
+    """Whether a minibatch has run as it is."""
+    replay: Replay | None = None
+    index: Int[Tensor, " rows"] | None = None
+    weights: Float[Tensor, " rows"] | None = None
+    report: MinibatchReport | None = None
 
 
 class RecordedMinibatch:
@@ -39,12 +55,10 @@ class RecordedMinibatch:
     def __init__(self, learner: "Learner", log: Callable[[str], None]) -> None:
         self._learner, self._log = learner, log
         self._device = learner.initial_weights[0].device
-        self._is_off = self._is_warm = False
-        self._recordings = 0
-        self._key: Any = None
-        self._replay: Replay | None = None
-        self._segments: Segments | None = None
-        self._report: MinibatchReport | None = None
+        self._is_off = False
+        self._recordings: dict[str, Recording] = {}
+        """By what they depend on: trimmed observations come in a few lengths."""
+        self._current: Recording | None = None
         self._coefficients = {name: torch.zeros((), device=self._device) for name in COEFFICIENTS}
         self._finite = torch.ones((), dtype=torch.bool, device=self._device)
         self._backup: list[tuple[Tensor, Tensor]] = []
@@ -55,49 +69,48 @@ class RecordedMinibatch:
         """Start an update: return the rollout where the graph reads it, and its targets."""
         if has_teachers and not self._is_off:
             self._turn_off("teachers' coefficients change in every update")
+        key = repr([(leaf.shape, leaf.dtype) for leaf in tree_leaves(segments)]) + _fixed_numbers(config)
+        if not self._is_off and key not in self._recordings and len(self._recordings) == MAX_RECORDINGS:
+            self._turn_off(f"numbers or shapes that it needs have changed {MAX_RECORDINGS} times")
         if self._is_off:
             return segments, targets
-        shapes = [(leaf.shape, leaf.dtype) for leaf in tree_leaves(segments)]
-        key = (shapes, _fixed_numbers(config))
-        if key != self._key:
-            self._key, self._replay, self._segments, self._is_warm = key, None, None, False
-        if self._segments is None:
-            self._segments, self._targets = segments, clone_leaves(targets)
-        copy_leaves(self._segments, segments)
-        copy_leaves(self._targets, targets)
-        ppo = config.ppo
+        if key not in self._recordings:
+            # Frozen fields are validated when a config is made, not when it is copied.
+            with_tensors = config.model_copy(update={"ppo": config.ppo.model_copy(update=self._coefficients)})
+            self._recordings[key] = Recording(segments, clone_leaves(targets), with_tensors)
+        current = self._current = self._recordings[key]
+        copy_leaves(current.segments, segments)
+        copy_leaves(current.targets, targets)
         for name, number in self._coefficients.items():
-            number.fill_(getattr(ppo, name))
-        # Frozen fields are validated when a config is made, not when it is copied.
-        self._config = config.model_copy(update={"ppo": ppo.model_copy(update=self._coefficients)})
+            number.fill_(getattr(config.ppo, name))
         self._finite.fill_(True)
         self._save()
-        return self._segments, self._targets
+        return current.segments, current.targets
 
     def step(
         self, minibatch: tuple[Int[Tensor, " rows"], Float[Tensor, " rows"] | None], targets: Targets
     ) -> MinibatchReport | None:
         """Replay the step on a minibatch; None: it must run as it is."""
-        index, weights = minibatch
-        if self._is_off:
+        (index, weights), current = minibatch, self._current
+        if current is None:
             return None
-        if not self._is_warm:
-            self._is_warm = True
+        if not current.is_warm:
+            current.is_warm = True
             return None
-        if self._replay is None:
+        if current.replay is None:
             try:
-                self._record(index, weights)
+                current.replay = self._record(current, index, weights)
             except CannotRecordError as error:
                 self._turn_off(str(error))
                 return None
-        copy_leaves(self._targets, targets)
-        self._index.copy_(index)
-        if weights is not None:
-            self._weights.copy_(weights)
-        assert self._replay is not None, "recorded above"
-        self._replay()
-        assert self._report is not None, "recorded above"
-        return MinibatchReport(self._report.names, self._report.numbers.clone())
+        copy_leaves(current.targets, targets)
+        assert current.index is not None, "made with the recording"
+        current.index.copy_(index)
+        if current.weights is not None and weights is not None:
+            current.weights.copy_(weights)
+        current.replay()
+        assert current.report is not None, "made with the recording"
+        return MinibatchReport(current.report.names, current.report.numbers.clone())
 
     def is_finite(self) -> bool:
         """Return whether all losses and gradients of the update were finite."""
@@ -111,34 +124,29 @@ class RecordedMinibatch:
         segments.steps["values_now"].copy_(segments.steps["values"])
         segments.steps["ratio"].fill_(1.0)
 
-    def _record(self, index: Tensor, weights: Tensor | None) -> None:
-        if self._recordings == MAX_RECORDINGS:
-            raise CannotRecordError(f"numbers or shapes that it needs have changed {MAX_RECORDINGS} times")
-        self._recordings += 1
-        self._index, self._weights = index.clone(), torch.zeros(0) if weights is None else weights.clone()
-        segments, learner, config = self._segments, self._learner, self._config
-        assert segments is not None, "an update starts with load()"
-
+    def _record(self, current: Recording, index: Tensor, weights: Tensor | None) -> Replay:
+        segments, targets, config = current.segments, current.targets, current.config
+        learner, rows_of = self._learner, index.clone()
+        current.index, current.weights = rows_of, None if weights is None else weights.clone()
         # Latest values and ratios are stored only if something reads them.
         read, is_read = segments, config.refresh == "epoch" or config.ppo.advantage == "vtrace"
         if config.ppo.advantage != "vtrace":
             read = replace(segments, steps=segments.steps.select(*READ), tail=segments.tail.select())
 
         def step() -> None:
-            importance = None if weights is None else self._weights
-            rows, targets = read.rows(self._index), self._targets.rows(self._index)
-            gradients = learner.compute_gradients(rows, importance, targets, config)
+            gradients = learner.compute_gradients(read.rows(rows_of), current.weights, targets.rows(rows_of), config)
             self._finite.logical_and_(torch.isfinite(gradients.norm + gradients.loss))
-            self._report = learner.take_step(gradients, segments, self._index if is_read else None, config)
+            current.report = learner.take_step(gradients, segments, rows_of if is_read else None, config)
 
         # Their memory is the graph's: a gradient of an earlier minibatch would be added to.
         self._clear_gradients()
         try:
-            self._replay = cuda_graphs.record(step, self._device)
+            replay = cuda_graphs.record(step, self._device)
         finally:
             self._clear_gradients()
-        if self._recordings == 1:
+        if len(self._recordings) == 1:
             self._log("minibatches are replayed as a CUDA graph")
+        return replay
 
     def _clear_gradients(self) -> None:
         for optimizer in self._learner.optimizers.values():
@@ -163,7 +171,8 @@ class RecordedMinibatch:
                 yield from (number for number in state.values() if isinstance(number, Tensor))
 
     def _turn_off(self, reason: str) -> None:
-        self._is_off, self._replay, self._segments, self._backup = True, None, None, []
+        self._is_off, self._current, self._backup = True, None, []
+        self._recordings.clear()
         self._log(f"minibatches run one operation at a time, not as CUDA graphs: {reason}.")
 
 
