@@ -30,7 +30,7 @@ MAX_RECORDINGS = 8
 
 
 @dataclass
-class Recording:
+class GradientRecording:
     """A recorded step, for rollouts of one shape and one set of numbers, and where it reads them."""
 
     segments: Segments
@@ -56,9 +56,9 @@ class RecordedMinibatch:
         self._learner, self._log = learner, log
         self._device = learner.initial_weights[0].device
         self._is_off = False
-        self._recordings: dict[str, Recording] = {}
+        self._recordings: dict[str, GradientRecording] = {}
         """By what they depend on: trimmed observations come in a few lengths."""
-        self._current: Recording | None = None
+        self._current: GradientRecording | None = None
         self._coefficients = {name: torch.zeros((), device=self._device) for name in COEFFICIENTS}
         self._finite = torch.ones((), dtype=torch.bool, device=self._device)
         self._backup: list[tuple[Tensor, Tensor]] = []
@@ -77,7 +77,7 @@ class RecordedMinibatch:
         if key not in self._recordings:
             # Frozen fields are validated when a config is made, not when it is copied.
             with_tensors = config.model_copy(update={"ppo": config.ppo.model_copy(update=self._coefficients)})
-            self._recordings[key] = Recording(segments, clone_leaves(targets), with_tensors)
+            self._recordings[key] = GradientRecording(segments, clone_leaves(targets), with_tensors)
         current = self._current = self._recordings[key]
         copy_leaves(current.segments, segments)
         copy_leaves(current.targets, targets)
@@ -124,7 +124,7 @@ class RecordedMinibatch:
         segments.steps["values_now"].copy_(segments.steps["values"])
         segments.steps["ratio"].fill_(1.0)
 
-    def _record(self, current: Recording, index: Tensor, weights: Tensor | None) -> Replay:
+    def _record(self, current: GradientRecording, index: Tensor, weights: Tensor | None) -> Replay:
         segments, targets, config = current.segments, current.targets, current.config
         learner, rows_of = self._learner, index.clone()
         current.index, current.weights = rows_of, None if weights is None else weights.clone()
