@@ -406,7 +406,7 @@ WRONG = [
         "OtherInSegments",
         raw_module(foreign.OtherInSegments),
         "replay",
-        None,
+        "outputs of a segment are computed in another way",
         "update",
         "GRU",
         "PufferLib 4.0, models.py (GRU, several layers)",
