@@ -23,7 +23,7 @@ class Exhibit:
     name: str
     make: Callable[[], PolicyAdapter]
     law: str
-    pattern: str | None
+    pattern: str
     side: str
     cell: str
     reported_in: str = ""
