@@ -79,7 +79,7 @@ def _storages(tensor: Tensor) -> list[torch.UntypedStorage]:
     try:
         storages = [part.untyped_storage() for part in parts]
         return storages if all(storage.data_ptr() or not storage.nbytes() for storage in storages) else []
-    except (NotImplementedError, RuntimeError):
+    except RuntimeError:
         return []
 
 
