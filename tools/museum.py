@@ -23,7 +23,6 @@ from traps.trap_catalogue import TRAPS, Trap  # noqa: E402
 from traps.trap_page import HEADING  # noqa: E402
 
 DOCS = ROOT / "docs" / "museum"
-UNEXPLAINED = "none: no known pattern explains it, and the check says so"
 
 
 def name_of(exhibit: Exhibit) -> str:
@@ -33,8 +32,7 @@ def name_of(exhibit: Exhibit) -> str:
 
 def cells(exhibit: Exhibit) -> list[str]:
     """Return the table cells of an exhibit that need no measurement."""
-    pattern = exhibit.pattern or UNEXPLAINED
-    return [exhibit.name, exhibit.story, exhibit.side, exhibit.cell, exhibit.law, pattern]
+    return [exhibit.name, exhibit.story, exhibit.side, exhibit.cell, exhibit.law, exhibit.pattern]
 
 
 def catalogue(sizes: dict[str, float], seconds: dict[str, float]) -> str:
@@ -72,7 +70,7 @@ def museum(laws: dict[str, Law]) -> str:
         law, plot = laws[exhibit.name], f"![reach]({name_of(exhibit)}.png)"
         lines += [f"## {exhibit.name}", "", exhibit.story, "", plot, ""]
         lines += [f"- caught by **{law.name}**: {law.where}"]
-        lines += [f"- pattern: {exhibit.pattern or UNEXPLAINED}"]
+        lines += [f"- pattern: {exhibit.pattern}"]
         lines += [f"- write: {law.pattern.write}"] if law.pattern else []
         lines += [f"- seen in: {exhibit.reported_in}", ""]
     return "\n".join(lines)

@@ -43,7 +43,10 @@ def test_script_starts_episodes_at_segment_edges_and_in_all_rows():
     for agent, step in ((0, HORIZON), (1, 2 * HORIZON - 1), (2, HORIZON + 3), (2, HORIZON + 4)):
         assert script.first[agent, step]
     assert script.first[:, STEPS - 4].all()
-    assert (script.terminated ^ script.truncated)[:, 1:].equal(script.first[:, 1:])
+    assert (script.terminated | script.truncated)[:, 1:].equal(script.first[:, 1:])
+    assert not (script.terminated | script.truncated)[:, 0].any()
+    both = script.terminated & script.truncated
+    assert all(ends.sum() >= AGENTS for ends in (script.terminated & ~both, script.truncated & ~both, both))
 
 
 def test_policy_without_first_gets_one_long_episode():

@@ -9,6 +9,8 @@ from helpers import foreign_policies as foreign
 from holdfast.check import state_laws
 from holdfast.check.adapters import CleanRL, RawModule
 from holdfast.check.context import prepare
+from holdfast.check.held_memory import bytes_held
+from holdfast.types import Tensor
 
 pytestmark = pytest.mark.usefixtures("annotations_asleep")
 
@@ -79,6 +81,40 @@ class CollectsObservations(foreign.Stepper):
 def test_bounded_finds_growing_memory():
     parts = broken(state_laws.bounded(context_of(CollectsObservations)))
     assert list(parts) == ["growth of bytes from 400 to 2,000 steps"]
+
+
+class CollectsSparseTensors(CollectsObservations):
+    """What it keeps has no storage of its own, and elsewhere there is a tensor of a transform, which has none."""
+
+    def __init__(self, pack=Tensor.to_sparse):
+        super().__init__()
+        self.pack, self.batched = pack, []
+        torch.vmap(lambda x: self.batched.append(x) or x.sum())(torch.ones(2, 3))
+
+    def forward(self, x, state, first):
+        y, state = super().forward(x, state, first)
+        self.past[-1] = self.pack(self.past[-1])
+        return y, state
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CS. tensor support is in beta:UserWarning")
+@pytest.mark.parametrize("pack", [Tensor.to_sparse, Tensor.to_sparse_csr, Tensor.to_sparse_csc])
+def test_sparse_memory_is_counted(pack):
+    policy, sizes = CollectsSparseTensors(pack), []
+    for _ in range(3):
+        policy(torch.ones(2, 5), None, torch.zeros(2, dtype=torch.bool))
+        sizes.append(bytes_held(policy)[0])
+    # Two rows of five numbers: ten values with their indices.
+    assert sizes[2] - sizes[1] == sizes[1] - sizes[0] > 2 * 5 * 4
+
+
+def test_what_loaded_a_module_is_not_the_policy_s_memory(monkeypatch):
+    policy = foreign.Stepper()
+    before = bytes_held(policy)
+    monkeypatch.setitem(vars(foreign), "__loader__", [torch.ones(1000), torch.eye(3).to_sparse()])
+    assert bytes_held(policy) == before
+    monkeypatch.setitem(vars(foreign), "LOADED", [torch.ones(1000)])
+    assert bytes_held(policy)[0] == before[0] + 4000
 
 
 def test_restore_finds_a_state_that_is_not_saved():

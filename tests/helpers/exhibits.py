@@ -23,7 +23,7 @@ class Exhibit:
     name: str
     make: Callable[[], PolicyAdapter]
     law: str
-    pattern: str | None
+    pattern: str
     side: str
     cell: str
     reported_in: str = ""
@@ -406,7 +406,7 @@ WRONG = [
         "OtherInSegments",
         raw_module(foreign.OtherInSegments),
         "replay",
-        None,
+        "outputs of a segment are computed in another way",
         "update",
         "GRU",
         "PufferLib 4.0, models.py (GRU, several layers)",

@@ -444,7 +444,7 @@ def functions(module=None, wrap=None, act=clear_then_step, replay=replay_in_piec
 
 
 class OtherInSegments(Sequence):
-    """Outputs of segments differ slightly from those of steps, for no known reason."""
+    """Outputs of segments differ slightly from those of steps."""
 
     def forward(self, x, state):
         y, state = super().forward(x, state)

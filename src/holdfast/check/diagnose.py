@@ -18,7 +18,7 @@ from holdfast.check.policy_copy import AGENTS, HORIZON, STEPS, PolicyCopy
 from holdfast.check.results import Law, Measurement, Pattern
 from holdfast.check.returned_state import OLD, returned_state_bug, returns_its_input
 from holdfast.check.segment_diagnosis import UNEXPLAINED_SHARE, SegmentBug, SegmentDiagnosis
-from holdfast.check.segment_experiments import segment_experiment
+from holdfast.check.segment_experiments import CHANGED, OUTPUTS, segment_experiment
 from holdfast.check.state_laws import replay_row_by_row
 from holdfast.monitor.replay_check import largest_allowed
 from holdfast.types import Tensor
@@ -57,6 +57,9 @@ class Diagnosis:
                 # What breaks in a short run too is not a matter of size.
                 is_generic = self.generic and part.path in _SIZES
                 bug = self._any_bug() if is_generic else self._name(law.name, part)
+                if bug in (OUTPUTS, CHANGED):
+                    # Where a measurement with one possible cause is broken too, that is what segments do differently.
+                    bug = next((ONE_CAUSE[other.path] for other in law.broken if other.path in ONE_CAUSE), bug)
                 name = "random numbers in the forward pass" if self.random else bug
                 if name is not None:
                     confined = name in RESET_FIXES and name != self.rollout_bug

@@ -44,9 +44,10 @@ def _gradient_to_previous_step(context: CheckContext, gradient: Float[Tensor, "N
     what, steps = "gradient from step to step of a segment", torch.arange(STEPS - 1)
     steps = steps[(steps + 1) % HORIZON != 0]
     required = context.must_propagate[steps, :, steps + 1] & (gradient[steps, :, steps] != 0)
-    # A gate may keep an observation out of the memory.
-    required &= context.information_reach["replay"].amax(-1)[steps, :, steps + 1] != 0
     has_gradient = gradient[steps, :, steps + 1] != 0
+    if bool((required & ~has_gradient).any()):
+        # A gate may keep an observation out of the memory.
+        required &= context.information_reach["replay"].amax(-1)[steps, :, steps + 1] != 0
     if bool((required & has_gradient).any()) and not is_smooth(context):
         # Where a gate jumps, values change without a gradient.
         required &= has_gradient

@@ -19,11 +19,12 @@ LIBRARIES = ("torch", "numpy", "holdfast", "tensordict", "gymnasium", "builtins"
 
 def tensors_held(*roots: Any) -> list[Tensor]:
     """List the tensors that objects hold: in attributes, classes, closures and globals of their own modules."""
-    foreign = _foreign_globals(roots)
+    foreign = _foreign_parts(roots)
     visited, tensors, queue = set[int](), list[Tensor](), list(roots)
     while queue:
         obj = queue.pop()
-        if id(obj) in visited or id(obj) in foreign or isinstance(obj, ModuleType | FrameType):
+        # By type: isinstance asks a proxy for the class of what it stands for, which may raise.
+        if id(obj) in visited or id(obj) in foreign or issubclass(type(obj), ModuleType | FrameType):
             continue
         visited.add(id(obj))
         # Exact types: the fake tensors a compiler leaves behind have no storage.
@@ -33,11 +34,14 @@ def tensors_held(*roots: Any) -> list[Tensor]:
     return tensors
 
 
-def _foreign_globals(roots: tuple[Any, ...]) -> set[int]:
-    """Return the ids of the global dictionaries of all modules that do not define the roots or their parts."""
+def _foreign_parts(roots: tuple[Any, ...]) -> set[int]:
+    """Return the ids of the globals of modules that do not define the roots or their parts, and of all loaders."""
     own = {kind.__module__ for root in roots for kind in _classes(root)}
     own = {name for name in own if name.partition(".")[0] not in LIBRARIES}
-    return {id(vars(module)) for name, module in list(sys.modules.items()) if name not in own and module is not None}
+    modules = [(name, vars(module)) for name, module in list(sys.modules.items()) if module is not None]
+    # What loaded a module may know much else: pytest's loader knows all tests.
+    loaders = {id(names.get(key)) for _, names in modules for key in ("__loader__", "__spec__")}
+    return loaders | {id(names) for name, names in modules if name not in own}
 
 
 def _classes(root: Any) -> Iterator[type]:
@@ -51,7 +55,7 @@ def bytes_held(*roots: Any) -> tuple[int, int]:
     """Count the bytes of the tensors that objects hold, and the graph nodes these keep alive."""
     gc.collect()
     tensors = tensors_held(*roots)
-    storages = {leaf.untyped_storage().data_ptr(): leaf.untyped_storage().nbytes() for leaf in tensors}
+    storages = {storage.data_ptr(): storage.nbytes() for leaf in tensors for storage in _storages(leaf)}
     nodes = [leaf.grad_fn for leaf in tensors if leaf.grad_fn is not None]
     visited: set[Any] = set()
     while nodes:
@@ -61,6 +65,22 @@ def bytes_held(*roots: Any) -> tuple[int, int]:
         visited.add(node)
         nodes.extend(after for after, _ in node.next_functions if after is not None)
     return sum(storages.values()), len(visited)
+
+
+def _storages(tensor: Tensor) -> list[torch.UntypedStorage]:
+    """List the storages of a tensor: two of a sparse one, none of one that a transform or a compiler made."""
+    parts = [tensor]
+    if tensor.layout is torch.sparse_coo:
+        parts = [tensor._indices(), tensor._values()]
+    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        parts = [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        parts = [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    try:
+        storages = [part.untyped_storage() for part in parts]
+        return storages if all(storage.data_ptr() or not storage.nbytes() for storage in storages) else []
+    except RuntimeError:
+        return []
 
 
 def copy_policy(policy: Copied) -> Copied:

@@ -36,6 +36,11 @@ def half_the_rows(module, obs, state, first):
     return {"y": outputs["y"][:4]}, state
 
 
+def grown(module, obs, state, first):
+    outputs, state = foreign.clear_then_step(module, obs, state, first)
+    return outputs, {"h": torch.cat([state["h"]] * 2, -1)}
+
+
 class GrowingState(foreign.Stepper):
     def forward(self, x, state, first):
         y, after = super().forward(x, None if state is None else state[:, :16], first)
@@ -67,11 +72,12 @@ class Elsewhere(foreign.Sequence):
         (lambda: foreign.functions(act=half_the_rows), "act returns 'y' [4, 3]; it must begin"),
         (
             lambda: RawModule(GrowingState(), obs=5, layout="step", initial=lambda m, n: torch.zeros(n, 16)),
-            "keeps its",
+            "from a state [[2, 16]] it returned [[2, 32]]",
         ),
+        (lambda: foreign.functions(act=grown), "a state keeps its structure, shape and dtype"),
         (lambda: RawModule(SaysWholeNumbers(), obs=5), "int64; outputs must be floating-point"),
     ],
-    ids=["raises", "nan", "shape", "state", "dtype"],
+    ids=["raises", "nan", "shape", "returned state", "state", "dtype"],
 )
 def test_preflight_error_of_a_broken_policy(policy, message):
     with pytest.raises(ContractError) as caught:

@@ -169,7 +169,7 @@ class RawModule(PolicyAdapter):
 
     def _find_call(self, layout: Layout | None) -> tuple[Layout, torch.dtype, State, RowAxes]:
         """Call it in each layout, with flags of each dtype, and infer the batch axes of the state."""
-        errors: dict[str, str] = {}
+        errors, ranks = dict[str, str](), dict[str, int]()
         for candidate in get_args(Layout) if layout is None else (layout,):
             for dtype in (torch.bool, torch.float32) if self.sees_first else (torch.bool,):
                 for own in (False, True):
@@ -182,9 +182,11 @@ class RawModule(PolicyAdapter):
                         self._takes_none = not own and self._make_initial is None
                         return candidate, dtype, two, RowAxes.infer(two, three)
                     except Exception as error:
+                        # What a call returned says more than why one failed, as one with flags of a wrong dtype does.
                         # A module with an initial state of its own is not meant to be called with None.
-                        if SHAPES[candidate] not in errors or (own and NO_INITIAL not in str(error)):
-                            errors[SHAPES[candidate]] = error_text(error, 160)
+                        rank = -1 if NO_INITIAL in str(error) else own + 2 * isinstance(error, ContractError)
+                        if rank > ranks.get(SHAPES[candidate], -1):
+                            errors[SHAPES[candidate]], ranks[SHAPES[candidate]] = error_text(error, 160), rank
         raise self._call_error(errors)
 
     def _state_of(self, rows: int, layout: Layout, flag_dtype: torch.dtype) -> State:
