@@ -42,7 +42,7 @@ def catalogue(sizes: dict[str, float], seconds: dict[str, float]) -> str:
         "",
         "Written by `make museum` from `tests/helpers/exhibits.py`; `make test` runs every line: each of "
         f"these {len(WRONG)} breaks the law and gets the pattern given here, and each of the "
-        f"{len(RIGHT)} correct ones obeys all nine laws.",
+        f"{len(RIGHT)} correct ones obeys all laws.",
         "",
         "## Broken on purpose",
         "",
