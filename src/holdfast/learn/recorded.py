@@ -173,6 +173,7 @@ def _fixed_numbers(config: TrainerConfig) -> str:
     ppo = config.ppo.model_dump(exclude={*COEFFICIENTS, *outside})
     optimizer = config.optimizer.model_dump(exclude=set() if config.optimizer.name == "muon" else {"learning_rate"})
     numbers = {
-        name: getattr(config, name) for name in ("accumulate", "stale", "burn_in", "clip_range", "minibatch_size")
+        name: getattr(config, name)
+        for name in ("accumulate", "stale", "refresh", "burn_in", "clip_range", "minibatch_size")
     }
     return repr((ppo, optimizer, numbers, config.sampling.method))

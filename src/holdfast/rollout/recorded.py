@@ -12,7 +12,7 @@ from holdfast.cuda_graphs import CannotRecordError, OverwrittenError, Replay, is
 from holdfast.object_state import ObjectState, clone_leaves, copy_leaves
 from holdfast.object_state import tree_leaves as leaves_of
 from holdfast.recorded_call import RecordedCall
-from holdfast.rng import generator_of, set_generator
+from holdfast.rng import generator_of, restored_generators, set_generator
 from holdfast.types import Tensor
 from holdfast.worlds import Step
 from holdfast.worlds.checked_world import CheckedWorld, non_finite_rows
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 MAX_SEGMENTS = 32
 """Rollouts of more are not recorded: recording them would take longer than it saves."""
+MAX_RECORDINGS = 8
+"""Rollouts that must be recorded more often than this, because the world is changed from outside, are not any more."""
 TOLERANCE, SHARE = 1e-3, 1e-3
 """Relative size of a rounding error, and the share of numbers that may be further apart: where a replay rounds
 otherwise, a few agents sample another action."""
@@ -41,6 +43,7 @@ class RecordedRollout:
         self._world = world.world if type(world) is CheckedWorld else world
         self._is_off = self._is_initialized = False
         self._replays = list[Replay]()
+        self._recordings = 0
         self._addresses = list[int]()
         self._count = RecordedCall(self._count_steps, is_on=True)
 
@@ -52,7 +55,8 @@ class RecordedRollout:
             # The first rollout initializes all that is made when it is first used.
             self._is_initialized = True
             return False
-        if self._replays and self._addresses == self._current_addresses():
+        is_same = self._addresses == self._current_addresses()
+        if self._replays and is_same and self._state.is_as_recorded():
             return True
         try:
             self._record()
@@ -96,12 +100,20 @@ class RecordedRollout:
 
     def _record(self) -> None:
         collector, world = self._collector, self._collector.world
-        store, count = collector.policy.store, collector.length // collector.horizon
+        count = collector.length // collector.horizon
         if isinstance(world, AsyncWorld):
             raise CannotRecordError("the agents act in groups")
         if count > MAX_SEGMENTS:
             raise CannotRecordError(f"a rollout has {count} segments, more than {MAX_SEGMENTS}")
+        if self._recordings == MAX_RECORDINGS:
+            raise CannotRecordError(f"numbers or tensors that they need have changed {MAX_RECORDINGS} times")
+        self._recordings += 1
         device, self._state = collector.next_step.reward.device, ObjectState(self._world, type(self._world).__name__)
+        with restored_generators(self._state.generators, device):
+            self._record_and_compare(count, device)
+
+    def _record_and_compare(self, count: int, device: torch.device) -> None:
+        collector, store, world = self._collector, self._collector.policy.store, self._collector.world
         self._draws, self._recorders = collector.draws.clone(), collector.entry_recorders()
         self._last_obs_ok = torch.ones_like(collector.steps["valid"])
         # A world may write its next step into the same tensors.
@@ -110,12 +122,15 @@ class RecordedRollout:
         if collector.audit is not None:
             collector.audit.log_resets(collector.length)
         memory, generator = store.read(0, world.agents).clone(), generator_of(device)
-        with cuda_graphs.preparing(), store.scratch(world.agents):
-            store.write(0, memory)
-            self._segment(0)
-            expected = [*self._results(), *(leaf.clone() for leaf in leaves_of(store.read(0, world.agents)))]
+        try:
+            with cuda_graphs.preparing(), store.scratch(world.agents):
+                store.write(0, memory)
+                self._segment(0)
+                expected = [*self._results(), *(leaf.clone() for leaf in leaves_of(store.read(0, world.agents)))]
+        finally:
+            # The world goes back to where it was, whatever the segment raises.
+            self._state.find_changes(device)
         copy_leaves(self._next_step, pending)
-        self._state.find_changes(device)
         expected += self._state.expected()
         try:
             self._replays = self._record_segments(count, device)
@@ -133,7 +148,6 @@ class RecordedRollout:
             leaf.copy_(saved)
         copy_leaves(self._next_step, pending)
         store.write(0, memory)
-        set_generator(generator, device)
         if reason:
             raise CannotRecordError(reason)
 
