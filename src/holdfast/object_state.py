@@ -81,8 +81,9 @@ class Place(NamedTuple):
         return self.container[self.key]
 
     def set(self, value: Any) -> None:
-        """Replace the value."""
-        self.container[self.key] = value
+        """Replace the value, if it is another: what is not changed may be read-only."""
+        if not self.is_there() or self.get() is not value:
+            self.container[self.key] = value
 
     def is_there(self) -> bool:
         """Return whether there is a value."""
@@ -144,6 +145,13 @@ def _is_container(value: object) -> bool:
         return True
     is_tree = is_dataclass(value) and not isinstance(value, type) and bool(type(value).__dictoffset__)
     return is_tree and not vars(type(value))["__dataclass_params__"].frozen
+
+
+def module_settings(module: torch.nn.Module) -> list[Any]:
+    """List what a module computes with beside the contents of its tensors: their places, and numbers of its parts."""
+    weights = [(weight.data_ptr(), weight.requires_grad) for weight in module.parameters()]
+    numbers = [x for part in module.modules() for x in vars(part).values() if type(x) in (bool, int, float, str)]
+    return [weights, [tensor.data_ptr() for tensor in module.buffers()], numbers]
 
 
 class ObjectState:

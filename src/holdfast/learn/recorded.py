@@ -11,7 +11,7 @@ from holdfast.config.trainer import TrainerConfig
 from holdfast.cuda_graphs import CannotRecordError, Replay
 from holdfast.learn.advantage import Targets
 from holdfast.learn.minibatch_report import MinibatchReport
-from holdfast.object_state import clone_leaves, copy_leaves, tree_leaves
+from holdfast.object_state import clone_leaves, copy_leaves, module_settings, tree_leaves
 from holdfast.rollout import Segments
 from holdfast.rollout.segments import POLICY_INPUTS
 from holdfast.types import Float, Int, Tensor
@@ -58,7 +58,7 @@ class RecordedMinibatch:
         if self._is_off:
             return segments, targets
         shapes = [(leaf.shape, leaf.dtype) for leaf in tree_leaves(segments)]
-        key = (shapes, _fixed_numbers(config))
+        key = (shapes, _fixed_numbers(config), module_settings(self._learner.policy))
         if key != self._key:
             self._key, self._replay, self._segments, self._is_warm = key, None, None, False
         if self._segments is None:

@@ -2,14 +2,14 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tensordict import TensorDict
 
 from holdfast import cuda_graphs
 from holdfast.cuda_graphs import CannotRecordError, OverwrittenError, Replay, is_recording
-from holdfast.object_state import ObjectState, clone_leaves, copy_leaves
+from holdfast.object_state import ObjectState, clone_leaves, copy_leaves, module_settings
 from holdfast.object_state import tree_leaves as leaves_of
 from holdfast.recorded_call import RecordedCall
 from holdfast.rng import generator_of, restored_generators, set_generator
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MAX_SEGMENTS = 32
 """Rollouts of more are not recorded: recording them would take longer than it saves."""
 MAX_RECORDINGS = 8
-"""Rollouts that must be recorded more often than this, because the world is changed from outside, are not any more."""
+"""Rollouts that must be recorded more often than this, because world or policy are changed, are not any more."""
 TOLERANCE, SHARE = 1e-3, 1e-3
 """Relative size of a rounding error, and the share of numbers that may be further apart: where a replay rounds
 otherwise, a few agents sample another action."""
@@ -44,7 +44,7 @@ class RecordedRollout:
         self._is_off = self._is_initialized = False
         self._replays = list[Replay]()
         self._recordings = 0
-        self._addresses = list[int]()
+        self._policy = list[Any]()
         self._count = RecordedCall(self._count_steps, is_on=True)
 
     def is_ready(self) -> bool:
@@ -55,8 +55,7 @@ class RecordedRollout:
             # The first rollout initializes all that is made when it is first used.
             self._is_initialized = True
             return False
-        is_same = self._addresses == self._current_addresses()
-        if self._replays and is_same and self._state.is_as_recorded():
+        if self._replays and self._policy == self._current_policy() and self._state.is_as_recorded():
             return True
         try:
             self._record()
@@ -64,9 +63,9 @@ class RecordedRollout:
             self._is_off, self._replays = True, []
             self._log(f"rollouts run step by step, not as CUDA graphs: {error}.")
             return False
-        if not self._addresses:
+        if not self._policy:
             self._log("rollouts are replayed as CUDA graphs")
-        self._addresses = self._current_addresses()
+        self._policy = self._current_policy()
         return True
 
     def collect(self, draws: Tensor) -> list[TensorDict]:
@@ -180,11 +179,10 @@ class RecordedRollout:
         stored = [leaf for key, value in steps.items() if key != "env_obs" for leaf in leaves_of(value)]
         return [leaf.clone() for leaf in (*stored, *leaves_of(self._next_step))]
 
-    def _current_addresses(self) -> list[int]:
-        """Return where the weights, their statistics and the live states are: graphs read them there."""
+    def _current_policy(self) -> list[Any]:
+        """Return what graphs read of the policy: where its tensors and the live states are, and its numbers."""
         policy = self._collector.policy
-        states = leaves_of(policy.store.view(0))
-        return [tensor.data_ptr() for tensor in (*policy.parameters(), *policy.buffers(), *states)]
+        return [*module_settings(policy), [leaf.data_ptr() for leaf in leaves_of(policy.store.view(0))]]
 
 
 def _difference(expected: list[Tensor], actual: list[Tensor]) -> str:
