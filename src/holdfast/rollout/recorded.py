@@ -194,5 +194,5 @@ def _difference(expected: list[Tensor], actual: list[Tensor]) -> str:
         )
         share = float(differs.double().mean()) if differs.numel() else 0.0
         if share > SHARE:
-            return f"its replay gives other numbers ({share:.1%} of them); does the world use numbers of the host?"
+            return f"its replay gives other numbers ({share:.1%} of them); the world may use numbers of the host"
     return ""
