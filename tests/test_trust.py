@@ -247,6 +247,24 @@ def test_module_inside_the_folder_is_not_an_installed_package(monkeypatch):
         holdfast.load(folder)
 
 
+def test_files_beside_an_editable_project_are_not_installed(monkeypatch, tmp_path):
+    """Of a clone that is installed by `pip install --editable`, `src` is imported from, and not its other folders."""
+    (tmp_path / "src").mkdir()
+    (tmp_path / "mine.pth").write_text(f"{tmp_path / 'src'}\nimport nothing\n")
+
+    class Editable:
+        files = (Path("mine.pth"), Path("mine/RECORD"))
+
+        def read_text(self, name):
+            return json.dumps({"url": tmp_path.as_uri(), "dir_info": {"editable": True}})
+
+        def locate_file(self, file):
+            return tmp_path / file
+
+    monkeypatch.setattr(trust, "distributions", lambda: [Editable()])
+    assert list(trust._editable_folders()) == [(tmp_path / "src").resolve()]
+
+
 def test_workers_of_a_resumed_run_import_only_trusted_wrappers():
     keys = {"world": "gym:CartPole-v1", "trainer.num_workers": 1, "trainer.async_factor": 1, "runs_dir": "."}
     folder = holdfast.train(None, {**LEAST, **keys}).folder

@@ -2,7 +2,7 @@
 
 import gc
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
@@ -60,6 +60,11 @@ def constant(source: object, key: Hashable, compute: Callable[[], Tensor]) -> Te
     return _constants[full_key][0]
 
 
+def _casting_once(device: torch.device) -> AbstractContextManager[object]:
+    """Without gradients, cast weights once, not in every step; with them, older torch would cache casts without."""
+    return nullcontext() if torch.is_grad_enabled() else torch.autocast(device.type, enabled=False, cache_enabled=True)
+
+
 def record(call: Callable[[], None], device: torch.device) -> Replay:
     """Record a call as a CUDA graph, and return what replays it.
 
@@ -74,8 +79,7 @@ def record(call: Callable[[], None], device: torch.device) -> Replay:
     try:
         with (
             torch.cuda.device(device),
-            # Weights are cast once, not in every step.
-            torch.autocast(device.type, enabled=False, cache_enabled=True),
+            _casting_once(device),
             torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"),
         ):
             call()

@@ -1,9 +1,9 @@
 """Counter-based random numbers; saving, forking and isolating global generators."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -144,6 +144,41 @@ def isolated_rng(seed: int) -> Iterator[None]:
         finally:
             np.random.set_state(numpy_state)
             random.setstate(python_state)
+
+
+Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
+
+
+@contextmanager
+def restored_generators(generators: Sequence[Generator], device: torch.device) -> Iterator[None]:
+    """Restore these generators at the end, and the global ones of torch (CPU, and a device), NumPy and Python."""
+    states = [_state_of(generator) for generator in generators]
+    host, on_device = torch.get_rng_state(), generator_of(device)
+    numpy_state, python_state = np.random.get_state(), random.getstate()
+    try:
+        yield
+    finally:
+        for generator, state in zip(generators, states, strict=True):
+            _set_state(generator, state)
+        torch.set_rng_state(host)
+        set_generator(on_device, device)
+        np.random.set_state(numpy_state)
+        random.setstate(python_state)
+
+
+def _state_of(generator: Generator) -> Any:
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
+
+
+def _set_state(generator: Generator, state: Any) -> None:
+    if isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    elif isinstance(generator, random.Random):
+        generator.setstate(state)
+    else:
+        generator.set_state(state)
 
 
 def generator_state() -> dict[str, bytes]:

@@ -18,7 +18,6 @@ from importlib.machinery import ModuleSpec
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlparse
 
 from holdfast.errors import TrustError
 
@@ -148,9 +147,12 @@ def _is_installed(module: str, file: Path | None, origin: Path) -> bool:
 
 
 def _editable_folders() -> Iterator[Path]:
-    """List the folders of packages installed by `pip install --editable`."""
+    """List the folders that packages installed by `pip install --editable` are imported from, `src` of a project."""
     for distribution in distributions():
         text = distribution.read_text("direct_url.json")
-        origin = json.loads(text) if text else {}
-        if origin.get("dir_info", {}).get("editable"):
-            yield Path(unquote(urlparse(origin["url"]).path)).resolve()
+        if not text or not json.loads(text).get("dir_info", {}).get("editable"):
+            continue
+        for file in distribution.files or ():
+            if file.suffix == ".pth":
+                lines = Path(str(distribution.locate_file(file))).read_text(encoding="utf-8").splitlines()
+                yield from (Path(line).resolve() for line in lines if Path(line).is_dir())

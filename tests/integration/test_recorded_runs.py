@@ -90,6 +90,28 @@ def test_scheduled_numbers_reach_the_recorded_step(tmp_path, replays):
     assert steps[-1] < 0.3 * steps[2]
 
 
+def freeze(weight):
+    weight.requires_grad_(False)
+
+
+def move(weight):
+    weight.data = weight.data * 0.5
+
+
+@pytest.mark.parametrize("change", [freeze, move])
+def test_weight_that_a_callback_freezes_or_moves_is_recorded_again(change, tmp_path, replays):
+    before = []
+
+    def callback(iteration):
+        if iteration.number == 3:
+            weight = next(iteration.policy.parameters())
+            change(weight)
+            before.append(weight.detach().clone())
+
+    result = run(tmp_path, "x", {}, graphs=True, callbacks=[callback])
+    assert torch.equal(next(result.policy.parameters()), *before) == (change is freeze)
+
+
 def test_non_finite_gradients_are_named_after_the_replayed_update_is_undone(tmp_path, replays):
     weights = {}
 

@@ -1,7 +1,12 @@
 """Recorded rollouts, with a stand-in for CUDA graphs: the same steps as rollouts that run step by step."""
 
+import random
+from dataclasses import dataclass, replace
+
+import numpy as np
 import pytest
 import torch
+from tensordict import TensorDict
 
 import holdfast
 from helpers import recorded_ops
@@ -75,11 +80,80 @@ class WritesInPlace(Bits):
         return Step(self.obs, self.rewards, self.ends, step.truncated, step.first, step.valid, step.trial)
 
 
+class Exchanges(Bits):
+    """Exchanges two tensors in every step."""
+
+    def __init__(self, agents=AGENTS):
+        super().__init__(agents)
+        self.now, self.next = torch.zeros_like(self.agent), torch.ones_like(self.agent)
+
+    def draw(self):
+        self.now, self.next = self.next, self.now
+        return (self.now + super().draw()) % 2
+
+
+@dataclass
+class Counts:
+    """A part of a world."""
+
+    number: int
+    left: torch.Tensor
+
+
+class HoldsParts(Bits):
+    """Holds its state in a dataclass and a TensorDict, beside what cannot be written."""
+
+    def __init__(self, agents=AGENTS):
+        super().__init__(agents)
+        self.counts, self.tree = Counts(0, self.agent), TensorDict({"sum": self.agent}, [agents])
+        self.zeros, self.numbers = torch.zeros(1).expand(agents), np.broadcast_to(np.full(1, np.nan), (3,))
+
+    def draw(self):
+        self.counts.number += 1
+        self.counts.left = self.counts.left * 3 % 7 + self.counts.number
+        self.tree["sum"] = self.tree["sum"] + self.counts.left
+        return self.tree["sum"] % 5 % 2
+
+
+class ReplacesParts(Bits):
+    def draw(self):
+        self.parts = {"left": [self.parts["left"][0] * 1]}
+        return super().draw()
+
+
+class OwnGenerators(Bits):
+    def __init__(self, agents=AGENTS):
+        super().__init__(agents)
+        self.generators = torch.Generator().manual_seed(1), np.random.default_rng(1), random.Random(1)
+        self.torch, self.numpy, self.python = self.generators
+
+    def draw(self):
+        bits = torch.randint(2, (self.agents,), generator=self.torch)
+        number = int(self.numpy.integers(2)) + self.python.randrange(2) + int(np.random.randint(2))
+        return (bits + number) % 2
+
+
+class InferenceMode(Bits):
+    def __init__(self, agents=AGENTS):
+        super().__init__(agents)
+        with torch.inference_mode():
+            self.table = torch.zeros(3)
+
+
+class LastObsComesLater(Bits):
+    """Gives `last_obs` in some steps only."""
+
+    def observe(self, reward, ended, starts):
+        step = super().observe(reward, ended, starts)
+        return replace(step, last_obs=step.obs) if self.clock % 3 else step
+
+
 def rollouts(make, monkeypatch, *, recorded, count=4, length=2 * T, log=None, **options):
     with monkeypatch.context() as patches:
         if recorded:
             recorded_ops.use_on_cpu(patches)
         torch.manual_seed(0)
+        np.random.seed(0)
         world = make()
         policy = holdfast.make_policy("fast", world, seed=0, hidden_size=8, num_layers=2)
         audit = ResetAudit(policy, world.agents)
@@ -126,7 +200,7 @@ def test_recorded_rollout_equals_steps(name, options, monkeypatch):
     assert_equal(results, rollouts(make, monkeypatch, recorded=False))
 
 
-@pytest.mark.parametrize("world", [Bits, WritesInPlace])
+@pytest.mark.parametrize("world", [Bits, WritesInPlace, Exchanges, HoldsParts])
 def test_world_of_a_user_is_recorded_with_its_counter(world, monkeypatch):
     log = []
     results = rollouts(world, monkeypatch, recorded=True, log=log)
@@ -145,6 +219,10 @@ def test_burn_in_is_recorded(monkeypatch):
         (ReadsOnHost, "makes the host wait"),
         (DrawsOnHost, "other numbers"),
         (NamesOnHost, "NamesOnHost.word changes on the host"),
+        (ReplacesParts, "ReplacesParts.parts is replaced"),
+        (OwnGenerators, "other numbers"),
+        (InferenceMode, "InferenceMode.table was made in torch.inference_mode"),
+        (LastObsComesLater, "a step has tensors of other shapes"),
     ],
 )
 def test_world_that_cannot_be_recorded_runs_step_by_step(world, reason, monkeypatch):
@@ -202,3 +280,31 @@ def test_recording_again_after_the_state_has_moved(monkeypatch):
     segments = collector.rollout(2)
     key = policy.store.state_keys[0]
     assert torch.equal(segments.entry_state[key], before.tree[key])
+
+
+class Leveled(Bits):
+    """Has a difficulty, which a user changes between rollouts."""
+
+    level, inverts = 0, torch.zeros(())
+
+    def draw(self):
+        return (super().draw() + self.level + self.inverts.long()) % 2
+
+
+@pytest.mark.parametrize(("name", "numbers"), [("level", [0, 0, 1, 1]), ("inverts", [0.0, 0.0, 1.0, 1.0])])
+def test_world_that_is_changed_between_rollouts_is_recorded_again(name, numbers, monkeypatch):
+    stored = []
+    for recorded in (True, False):
+        with monkeypatch.context() as patches:
+            if recorded:
+                recorded_ops.use_on_cpu(patches)
+            world = Leveled()
+            world.level, world.inverts = 0, torch.zeros(())
+            policy = holdfast.make_policy("fast", world, seed=0, hidden_size=8, num_layers=1)
+            collector = Collector(world, policy, length=T, horizon=T, seed=0, graphs=[].append)
+            observations = []
+            for version, number in enumerate(numbers):
+                setattr(world, name, torch.tensor(number) if isinstance(number, float) else number)
+                observations.append(collector.rollout(version).steps["env_obs"].clone())
+            stored.append(torch.stack(observations))
+    assert torch.equal(*stored)

@@ -139,6 +139,7 @@ class Learner:
         if recorded is not None and not recorded.is_finite():
             # Again, minibatch by minibatch: the one whose numbers are not finite raises.
             recorded.undo(segments)
+            inputs = (segments, initial_targets, config, progress, teacher_outputs, hooks)
             reports, epochs = self._run_epochs(*inputs, replays=False)
         if segments.entry_state is not entry_state:
             # Recomputed states count as the rollout's.

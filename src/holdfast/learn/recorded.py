@@ -11,7 +11,7 @@ from holdfast.config.trainer import TrainerConfig
 from holdfast.cuda_graphs import CannotRecordError, Replay
 from holdfast.learn.advantage import Targets
 from holdfast.learn.minibatch_report import MinibatchReport
-from holdfast.object_state import clone_leaves, copy_leaves, tree_leaves
+from holdfast.object_state import clone_leaves, copy_leaves, module_settings, tree_leaves
 from holdfast.rollout import Segments
 from holdfast.rollout.segments import POLICY_INPUTS
 from holdfast.types import Float, Int, Tensor
@@ -69,7 +69,8 @@ class RecordedMinibatch:
         """Start an update: return the rollout where the graph reads it, and its targets."""
         if has_teachers and not self._is_off:
             self._turn_off("teachers' coefficients change in every update")
-        key = repr([(leaf.shape, leaf.dtype) for leaf in tree_leaves(segments)]) + _fixed_numbers(config)
+        shapes = [(leaf.shape, leaf.dtype) for leaf in tree_leaves(segments)]
+        key = repr((shapes, module_settings(self._learner.policy))) + _fixed_numbers(config)
         if not self._is_off and key not in self._recordings and len(self._recordings) == MAX_RECORDINGS:
             self._turn_off(f"numbers or shapes that it needs have changed {MAX_RECORDINGS} times")
         if self._is_off:
@@ -182,6 +183,7 @@ def _fixed_numbers(config: TrainerConfig) -> str:
     ppo = config.ppo.model_dump(exclude={*COEFFICIENTS, *outside})
     optimizer = config.optimizer.model_dump(exclude=set() if config.optimizer.name == "muon" else {"learning_rate"})
     numbers = {
-        name: getattr(config, name) for name in ("accumulate", "stale", "burn_in", "clip_range", "minibatch_size")
+        name: getattr(config, name)
+        for name in ("accumulate", "stale", "refresh", "burn_in", "clip_range", "minibatch_size")
     }
     return repr((ppo, optimizer, numbers, config.sampling.method))

@@ -257,7 +257,9 @@ class TokensToBox(NamedModule):
         shape = BoxShape(self.channels, self.rows, self.columns, self.window)
         size, low = self.channels * self.rows * self.columns, self.rounds and torch.is_autocast_enabled("cuda")
         dtype = torch.get_autocast_dtype("cuda") if low else torch.float32
-        boxes = fill_boxes(obs, self.normalization, shape, round_up(size), dtype)
+        # Triton uses the current GPU.
+        with torch.cuda.device(obs.device):
+            boxes = fill_boxes(obs, self.normalization, shape, round_up(size), dtype)
         return boxes[:, :size].unflatten(1, (self.channels, self.rows, self.columns))
 
 

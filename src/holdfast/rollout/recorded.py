@@ -2,17 +2,17 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tensordict import TensorDict
 
 from holdfast import cuda_graphs
 from holdfast.cuda_graphs import CannotRecordError, OverwrittenError, Replay, is_recording
-from holdfast.object_state import ObjectState, clone_leaves, copy_leaves
+from holdfast.object_state import ObjectState, clone_leaves, copy_leaves, module_settings
 from holdfast.object_state import tree_leaves as leaves_of
 from holdfast.recorded_call import RecordedCall
-from holdfast.rng import generator_of, set_generator
+from holdfast.rng import generator_of, restored_generators, set_generator
 from holdfast.types import Tensor
 from holdfast.worlds import Step
 from holdfast.worlds.checked_world import CheckedWorld, non_finite_rows
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 MAX_SEGMENTS = 32
 """Rollouts of more are not recorded: recording them would take longer than it saves."""
+MAX_RECORDINGS = 8
+"""Rollouts that must be recorded more often than this, because world or policy are changed, are not any more."""
 TOLERANCE, SHARE = 1e-3, 1e-3
 """Relative size of a rounding error, and the share of numbers that may be further apart: where a replay rounds
 otherwise, a few agents sample another action."""
@@ -41,7 +43,8 @@ class RecordedRollout:
         self._world = world.world if type(world) is CheckedWorld else world
         self._is_off = self._is_initialized = False
         self._replays = list[Replay]()
-        self._addresses = list[int]()
+        self._recordings = 0
+        self._policy = list[Any]()
         self._count = RecordedCall(self._count_steps, is_on=True)
 
     def is_ready(self) -> bool:
@@ -52,7 +55,7 @@ class RecordedRollout:
             # The first rollout initializes all that is made when it is first used.
             self._is_initialized = True
             return False
-        if self._replays and self._addresses == self._current_addresses():
+        if self._replays and self._policy == self._current_policy() and self._state.is_as_recorded():
             return True
         try:
             self._record()
@@ -60,9 +63,9 @@ class RecordedRollout:
             self._is_off, self._replays = True, []
             self._log(f"rollouts run step by step, not as CUDA graphs: {error}.")
             return False
-        if not self._addresses:
+        if not self._policy:
             self._log("rollouts are replayed as CUDA graphs")
-        self._addresses = self._current_addresses()
+        self._policy = self._current_policy()
         return True
 
     def collect(self, draws: Tensor) -> list[TensorDict]:
@@ -96,12 +99,20 @@ class RecordedRollout:
 
     def _record(self) -> None:
         collector, world = self._collector, self._collector.world
-        store, count = collector.policy.store, collector.length // collector.horizon
+        count = collector.length // collector.horizon
         if isinstance(world, AsyncWorld):
             raise CannotRecordError("the agents act in groups")
         if count > MAX_SEGMENTS:
             raise CannotRecordError(f"a rollout has {count} segments, more than {MAX_SEGMENTS}")
+        if self._recordings == MAX_RECORDINGS:
+            raise CannotRecordError(f"numbers or tensors that they need have changed {MAX_RECORDINGS} times")
+        self._recordings += 1
         device, self._state = collector.next_step.reward.device, ObjectState(self._world, type(self._world).__name__)
+        with restored_generators(self._state.generators, device):
+            self._record_and_compare(count, device)
+
+    def _record_and_compare(self, count: int, device: torch.device) -> None:
+        collector, store, world = self._collector, self._collector.policy.store, self._collector.world
         self._draws, self._recorders = collector.draws.clone(), collector.entry_recorders()
         self._last_obs_ok = torch.ones_like(collector.steps["valid"])
         # A world may write its next step into the same tensors.
@@ -110,12 +121,15 @@ class RecordedRollout:
         if collector.audit is not None:
             collector.audit.log_resets(collector.length)
         memory, generator = store.read(0, world.agents).clone(), generator_of(device)
-        with cuda_graphs.preparing(), store.scratch(world.agents):
-            store.write(0, memory)
-            self._segment(0)
-            expected = [*self._results(), *(leaf.clone() for leaf in leaves_of(store.read(0, world.agents)))]
+        try:
+            with cuda_graphs.preparing(), store.scratch(world.agents):
+                store.write(0, memory)
+                self._segment(0)
+                expected = [*self._results(), *(leaf.clone() for leaf in leaves_of(store.read(0, world.agents)))]
+        finally:
+            # The world goes back to where it was, whatever the segment raises.
+            self._state.find_changes(device)
         copy_leaves(self._next_step, pending)
-        self._state.find_changes(device)
         expected += self._state.expected()
         try:
             self._replays = self._record_segments(count, device)
@@ -133,7 +147,6 @@ class RecordedRollout:
             leaf.copy_(saved)
         copy_leaves(self._next_step, pending)
         store.write(0, memory)
-        set_generator(generator, device)
         if reason:
             raise CannotRecordError(reason)
 
@@ -166,11 +179,10 @@ class RecordedRollout:
         stored = [leaf for key, value in steps.items() if key != "env_obs" for leaf in leaves_of(value)]
         return [leaf.clone() for leaf in (*stored, *leaves_of(self._next_step))]
 
-    def _current_addresses(self) -> list[int]:
-        """Return where the weights, their statistics and the live states are: graphs read them there."""
+    def _current_policy(self) -> list[Any]:
+        """Return what graphs read of the policy: where its tensors and the live states are, and its numbers."""
         policy = self._collector.policy
-        states = leaves_of(policy.store.view(0))
-        return [tensor.data_ptr() for tensor in (*policy.parameters(), *policy.buffers(), *states)]
+        return [*module_settings(policy), [leaf.data_ptr() for leaf in leaves_of(policy.store.view(0))]]
 
 
 def _difference(expected: list[Tensor], actual: list[Tensor]) -> str:
@@ -182,5 +194,5 @@ def _difference(expected: list[Tensor], actual: list[Tensor]) -> str:
         )
         share = float(differs.double().mean()) if differs.numel() else 0.0
         if share > SHARE:
-            return f"its replay gives other numbers ({share:.1%} of them); does the world use numbers of the host?"
+            return f"its replay gives other numbers ({share:.1%} of them); the world may use numbers of the host"
     return ""

@@ -25,7 +25,7 @@ NO_INITIAL = "it has no method that makes an initial state"
 SHAPES = {"time first": "[T,B,...]", "batch first": "[B,T,...]", "step": "[B,...]"}
 
 CALL_HINT = (
-    " Give the observation shape by obs=, or its initial state: holdfast.check.adapters.RawModule(module, "
+    " If its forward is right, give the observation shape by --obs (in Python obs=), or its initial state: holdfast.check.adapters.RawModule(module, "
     "initial=lambda module, rows: ...)."
 )
 STATE_HINT = (
