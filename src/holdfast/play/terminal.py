@@ -91,7 +91,7 @@ def _print_agents(console: Console, play: LivePlay, agent: int, last: Row | None
         "",
         "agent",
         "sees",
-        "most likely action",
+        "next action",
         "probabilities",
         "value",
         "state norm",
