@@ -12,12 +12,14 @@ from collections.abc import Callable
 from dataclasses import astuple, dataclass, fields
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 from warnings import warn
 
 import torch
 
 from holdfast.errors import ContractError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -173,31 +175,24 @@ def _print_once(line: str) -> None:
 
 def _first_that_fits(job: TuningJob, device: torch.device, launch: Launch) -> LaunchPlan | None:
     """Return the first plan that runs on this GPU."""
-    return next((plan for plan in candidates(job, processors_of(device)) if _fits(launch, plan)), None)
-
-
-def _fits(launch: Launch, plan: LaunchPlan) -> bool:
-    import triton
-
-    try:
-        launch(plan)
-    except (triton.OutOfResources, torch.OutOfMemoryError):
-        return False
-    except RuntimeError as error:
-        if "cooperative launch" in str(error):
-            return False
-        raise
-    return True
+    plans = candidates(job, processors_of(device))
+    return next((plan for plan in plans if _if_it_fits(lambda plan=plan: (launch(plan), True)[1])), None)
 
 
 def _time(launch: Launch, plan: LaunchPlan) -> float | None:
     """Return the median milliseconds of a plan; None: it does not fit this GPU."""
-    import triton
     from triton.testing import do_bench
 
+    # do_bench returns a float for the median, but is annotated for all modes.
+    return _if_it_fits(lambda: cast("float", do_bench(lambda: launch(plan), warmup=5, rep=20, return_mode="median")))
+
+
+def _if_it_fits(call: Callable[[], T]) -> T | None:
+    """Return what a call that launches a plan returns; None: the plan does not fit this GPU."""
+    import triton
+
     try:
-        # do_bench returns a float for the median, but is annotated for all modes.
-        return cast("float", do_bench(lambda: launch(plan), warmup=5, rep=20, return_mode="median"))
+        return call()
     except (triton.OutOfResources, torch.OutOfMemoryError):
         return None
     except RuntimeError as error:
