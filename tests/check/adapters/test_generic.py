@@ -108,7 +108,10 @@ class Refuses(nn.Linear):
 
 def test_error_names_the_reason_for_each_layout():
     reasons = "x [T,B,...]: ValueError: 3 axes; x [B,T,...]: ValueError: 3 axes; x [B,...]: ValueError: 2 axes"
-    with pytest.raises(ContractError, match=re.escape(f"(y, state): {reasons}. If its forward is right, give the observation shape by --obs")):
+    with pytest.raises(
+        ContractError,
+        match=re.escape(f"(y, state): {reasons}. If its forward is right, give the observation shape by --obs"),
+    ):
         holdfast.check(Refuses(5, 3))
 
 

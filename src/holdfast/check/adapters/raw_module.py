@@ -25,8 +25,8 @@ NO_INITIAL = "it has no method that makes an initial state"
 SHAPES = {"time first": "[T,B,...]", "batch first": "[B,T,...]", "step": "[B,...]"}
 
 CALL_HINT = (
-    " If its forward is right, give the observation shape by --obs (in Python obs=), or its initial state: holdfast.check.adapters.RawModule(module, "
-    "initial=lambda module, rows: ...)."
+    " If its forward is right, give the observation shape by --obs (in Python obs=), or its initial state: "
+    "holdfast.check.adapters.RawModule(module, initial=lambda module, rows: ...)."
 )
 STATE_HINT = (
     " Take and return its state: def forward(self, x, state, first): ... return y, state. A module that keeps it on "
