@@ -20,35 +20,39 @@ class RecordedCall(Generic[T]):
     `is_on`, and where it cannot be recorded, the function is called.
     """
 
-    def __init__(self, function: Callable[..., T], *, is_on: bool) -> None:
-        self._function, self._is_on = function, is_on
+    def __init__(self, *, is_on: bool) -> None:
+        self._is_on = is_on
         self._recordings: dict[Any, tuple[Replay, T]] = {}
         self._last: Any = None
 
-    def __call__(self, *inputs: Any, key: Hashable = None) -> T:
-        """Call or replay the function; `key` is all that it depends on beside tensors."""
+    def __call__(self, function: Callable[..., T], *inputs: Any, key: Hashable = None) -> T:
+        """Call or replay a function, always the same one; `key` is all that it depends on beside tensors.
+
+        It is not kept: a method would keep its object, and all it holds, in memory until cycles are collected.
+        """
         leaves = tree_leaves(inputs) if self._is_on else []
         if not leaves:
-            return self._function(*inputs)
+            return function(*inputs)
         where = key, tuple(_where(leaf) for leaf in leaves)
         if where not in self._recordings:
             if where != self._last or len(self._recordings) == MAX_RECORDINGS:
                 # The first call initializes all that is made when it is first used.
                 self._last = where
-                return self._function(*inputs)
+                return function(*inputs)
             try:
-                self._recordings[where] = self._record(inputs, leaves[0])
+                self._recordings[where] = _record(function, inputs, leaves[0])
             except CannotRecordError:
                 self._is_on = False
-                return self._function(*inputs)
+                return function(*inputs)
         replay, result = self._recordings[where]
         replay()
         return result
 
-    def _record(self, inputs: tuple[Any, ...], like: Tensor) -> tuple[Replay, T]:
-        results = list[T]()
-        replay = cuda_graphs.record(lambda: results.append(self._function(*inputs)), like.device)
-        return replay, results[0]
+
+def _record(function: Callable[..., T], inputs: tuple[Any, ...], like: Tensor) -> tuple[Replay, T]:
+    results = list[T]()
+    replay = cuda_graphs.record(lambda: results.append(function(*inputs)), like.device)
+    return replay, results[0]
 
 
 def _where(leaf: Tensor) -> tuple[Any, ...]:

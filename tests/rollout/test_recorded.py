@@ -1,6 +1,8 @@
 """Recorded rollouts, with a stand-in for CUDA graphs: the same steps as rollouts that run step by step."""
 
+import gc
 import random
+import weakref
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -308,3 +310,22 @@ def test_world_that_is_changed_between_rollouts_is_recorded_again(name, numbers,
                 observations.append(collector.rollout(version).steps["env_obs"].clone())
             stored.append(torch.stack(observations))
     assert torch.equal(*stored)
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_collector_is_freed_at_once(recorded, monkeypatch):
+    """In a cycle it would keep the shared memory of its workers until the cycle is collected."""
+    if recorded:
+        recorded_ops.use_on_cpu(monkeypatch)
+    world = Bits()
+    policy = holdfast.make_policy("fast", world, seed=0, hidden_size=8, num_layers=1)
+    collector = Collector(world, policy, length=T, horizon=T, seed=0, graphs=[].append)
+    for version in range(3):
+        collector.rollout(version)
+    freed = weakref.ref(collector)
+    gc.disable()
+    try:
+        del collector
+        assert freed() is None
+    finally:
+        gc.enable()

@@ -101,9 +101,9 @@ class Learner:
         self._sample: Int[Tensor, " N"] | None = None
         self._recorded: RecordedMinibatch | None = None
         is_on = graphs is not None and can_record(self._weights[0].device) and ranks.count() == 1
-        self._prepare = RecordedCall(self._shape_and_target, is_on=is_on)
-        self._finish = RecordedCall(self._explain_and_count, is_on=is_on)
-        self._staleness = RecordedCall(self._sum_staleness, is_on=is_on)
+        self._prepare = RecordedCall[tuple[Segments, Targets]](is_on=is_on)
+        self._finish = RecordedCall[Tensor](is_on=is_on)
+        self._staleness = RecordedCall[Tensor](is_on=is_on)
         if is_on and graphs is not None:
             self._recorded = RecordedMinibatch(self, graphs)
 
@@ -128,7 +128,7 @@ class Learner:
         optimizers.set_options(self.optimizers, config.optimizer)
         ppo = config.ppo
         numbers = (ppo.gamma, ppo.gae_lambda, ppo.advantage, ppo.rho_clip, ppo.c_clip)
-        segments, targets = self._prepare(segments, ppo, key=numbers)
+        segments, targets = self._prepare(self._shape_and_target, segments, ppo, key=numbers)
         initial_targets = targets
         recorded, entry_state = self._recorded, segments.entry_state
         self._needs_statistics = self._needs_statistics and self.policy.needs_statistics
@@ -144,7 +144,7 @@ class Learner:
         if segments.entry_state is not entry_state:
             # Recomputed states count as the rollout's.
             copy_leaves(entry_state, segments.entry_state)
-        explained = self._finish(segments, initial_targets)
+        explained = self._finish(self._explain_and_count, segments, initial_targets)
         beta = {"charts/beta": annealed_beta(config.sampling.beta0, progress)}
         return {
             **mean_metrics(reports),
@@ -215,7 +215,8 @@ class Learner:
         metrics = {}
         if self.policy.has_memory():
             states = self.policy.store.view(0)
-            metrics = staleness_metrics(self._staleness(segments, collector.next_step, states, tuple(self._weights)))
+            inputs = (segments, collector.next_step, states, tuple(self._weights))
+            metrics = staleness_metrics(self._staleness(self._sum_staleness, *inputs))
         if config.stale == "recompute":
             _, after = recompute(self.policy, segments, batch_size=_segments_per_minibatch(config))
             self.policy.store.write(0, after)

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
+from weakref import proxy
 
 import torch
 
@@ -53,7 +54,7 @@ class RecordedMinibatch:
     """
 
     def __init__(self, learner: "Learner", log: Callable[[str], None]) -> None:
-        self._learner, self._log = learner, log
+        self._learner, self._log = cast("Learner", proxy(learner)), log
         self._device = learner.initial_weights[0].device
         self._is_off = False
         self._recordings: dict[str, GradientRecording] = {}

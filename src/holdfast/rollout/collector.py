@@ -109,7 +109,9 @@ class Collector:
         self.timer = Timer(self._agent.device)
         self._recorded: RecordedRollout | None = None
         self._version: Int[Tensor, " B"] | None = None
-        self._split = RecordedCall(self._split_steps, is_on=graphs is not None and self._can_record())
+        self._split = RecordedCall[tuple[TensorDict, TensorDict, TensorDict]](
+            is_on=graphs is not None and self._can_record()
+        )
         if graphs is not None and self._can_record():
             self._recorded = RecordedRollout(self, graphs)
 
@@ -144,7 +146,8 @@ class Collector:
     def entry_recorders(self) -> list[EntryStateRecorder]:
         """Return recorders of the states that segments, and steps of burn-in, start from."""
         offsets = (0, (self.horizon - self.burn_in) % self.horizon) if self.burn_in else (0,)
-        return [EntryStateRecorder(self._state, self._agent, self.length, self.horizon, at) for at in offsets]
+        read = partial(self.policy.store.read, 0, self.world.agents)
+        return [EntryStateRecorder(read, self._agent, self.length, self.horizon, at) for at in offsets]
 
     def _finish(self, version: int, *states: TensorDict) -> Segments:
         """Check a rollout, and split it into segments."""
@@ -282,7 +285,7 @@ class Collector:
         self, steps: TensorDict, version: int, entry: TensorDict, burn_in_states: TensorDict | None = None
     ) -> Segments:
         """Split steps `[A, length]` into rows `[A * length / horizon, horizon]` with their tails."""
-        rows, entry, tail = self._split(steps, entry, self.next_step, self._state())
+        rows, entry, tail = self._split(self._split_steps, steps, entry, self.next_step, self._state())
         if self._trim_tokens:
             # Once per rollout, so that no update computes padding that all rows share.
             rows = rows.clone(recurse=False)

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
+from weakref import proxy
 
 import torch
 from tensordict import TensorDict
@@ -38,14 +39,16 @@ class RecordedRollout:
     """
 
     def __init__(self, collector: "Collector", log: Callable[[str], None]) -> None:
-        self._collector, self._log = collector, log
+        # Not kept by what it holds itself: its memory is free as soon as the collector is.
+        self._collector = cast("Collector", proxy(collector))
+        self._log = log
         world = collector.world
         self._world = world.world if type(world) is CheckedWorld else world
         self._is_off = self._is_initialized = False
         self._replays = list[Replay]()
         self._recordings = 0
         self._policy = list[Any]()
-        self._count = RecordedCall(self._count_steps, is_on=True)
+        self._count = RecordedCall[None](is_on=True)
 
     def is_ready(self) -> bool:
         """Return whether the next rollout can be replayed; record it if it is time to."""
@@ -82,7 +85,7 @@ class RecordedRollout:
         self._state.store_counters()
         if type(collector.world) is CheckedWorld:
             collector.world.begin_rollout(collector.length)
-        self._count(collector.steps, after)
+        self._count(self._count_steps, collector.steps, after)
         return [recorder.states for recorder in self._recorders]
 
     def _count_steps(self, steps: TensorDict, after: Step) -> None:

@@ -231,7 +231,11 @@ class TrialStore:
         with warnings.catch_warnings():
             # It warns that a target must be low to be good: it is.
             warnings.simplefilter("ignore", UserWarning)
-            return optuna.importance.get_param_importances(self.study, target=_negative_return)
+            try:
+                return optuna.importance.get_param_importances(self.study, target=_negative_return)
+            except (TypeError, ValueError):
+                # Values are missing in a damaged study; the results that are there are shown without importances.
+                return {}
 
     @property
     def _study_id(self) -> int:
