@@ -31,6 +31,8 @@ except ImportError as error:
         f"holdfast sweep needs the package optuna, which is missing; {install_command('sweep')}."
     ) from error
 
+CLAIM_S = 0.2
+"""Until a worker looks whether another one has claimed the same trial."""
 HEARTBEAT_S, SILENT_S = 20, 180
 """Seconds between signs of life of a running trial, and until one without them counts as dead."""
 SQLITE_TIMEOUT_S = 120
@@ -141,6 +143,10 @@ class TrialStore:
                 continue
             number = self._storage.get_trial_id_from_study_id_trial_number(self._study_id, frozen.number)
             self._storage.set_trial_user_attr(number, WORKER, worker)
+            # SQLite does not lock what it reads: of two workers that claim a trial at once, the later one has it.
+            time.sleep(CLAIM_S)
+            if self._storage.get_trial(number).user_attrs.get(WORKER) != worker:
+                continue
             seed = np.random.SeedSequence([self._seed, frozen.number]).generate_state(1)[0]
             # Drawn for this trial alone, so that a resumed sweep with one worker draws the same values.
             self.study.sampler = optuna.samplers.TPESampler(
@@ -225,7 +231,8 @@ class TrialStore:
 
     def importances(self) -> dict[str, float]:
         """Return how much of the differences of return each key explains; empty: too few trials are finished."""
-        finished = [trial for trial in self.all() if trial.state == TrialState.COMPLETE]
+        # A damaged study may have lost the values of a trial.
+        finished = [trial for trial in self.all() if trial.state == TrialState.COMPLETE and trial.values]
         if len(finished) < COMPARED_TRIALS or len({trial.values[0] for trial in finished}) == 1:
             return {}
         with warnings.catch_warnings():
@@ -234,7 +241,6 @@ class TrialStore:
             try:
                 return optuna.importance.get_param_importances(self.study, target=_negative_return)
             except (TypeError, ValueError):
-                # Values are missing in a damaged study; the results that are there are shown without importances.
                 return {}
 
     @property
