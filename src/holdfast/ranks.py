@@ -11,12 +11,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal, TypeVar
+from uuid import uuid4
 
 import psutil
 import torch
 from torch import distributed
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 from holdfast.errors import ConfigError, OtherRankError, RankError, one_line
+from holdfast.launcher import launched_ranks
 from holdfast.types import Tensor
 
 T = TypeVar("T")
@@ -61,11 +65,6 @@ def rank() -> int:
     return distributed.get_rank() if count() > 1 else 0
 
 
-def launched() -> int:
-    """Return the number of ranks that a launcher such as torchrun has started this process for."""
-    return int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
-
-
 def share(total: int) -> int:
     """Return this rank's part of a number that all ranks share evenly."""
     return total // count()
@@ -87,17 +86,19 @@ def joined() -> Iterator[None]:
 
     NCCL sums what is on GPUs, if every rank of this machine has its own; gloo does everything else.
     """
-    if count() > 1 or launched() == 1:
+    if count() > 1 or launched_ranks() == 1:
         with _introduced():
             yield
         return
     has_own_gpu = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) <= torch.cuda.device_count()
     backend = "cpu:gloo,cuda:nccl" if has_own_gpu and distributed.is_nccl_available() else "gloo"
     try:
-        distributed.init_process_group(backend, timeout=TIMEOUT)
+        store, number, total = next(rendezvous("env://", timeout=TIMEOUT))
+        store = PrefixStore(_name_start(store, number, total), store)
+        distributed.init_process_group(backend, store=store, rank=number, world_size=total, timeout=TIMEOUT)
     except (RuntimeError, ValueError, OSError) as error:
         raise ConfigError(
-            f"This process is to be rank {os.environ['RANK']} of {launched()}, but the ranks cannot meet: "
+            f"This process is to be rank {os.environ['RANK']} of {launched_ranks()}, but the ranks cannot meet: "
             f"{one_line(error)}; start it with torchrun, or unset RANK."
         ) from error
     try:
@@ -105,6 +106,28 @@ def joined() -> Iterator[None]:
             yield
     finally:
         distributed.destroy_process_group()
+
+
+def _name_start(store: Store, number: int, total: int) -> str:
+    """Agree on a name of this start: torchrun's store still holds the keys of those before a restart.
+
+    Rank 0 makes it, and tells each rank in reply to a name that this one has just made.
+    """
+    name = uuid4().hex
+    if number > 0:
+        store.set(f"hello/{number}", name)
+        start = store.get(f"reply/{name}").decode()
+        store.set(f"{start}/{number}", "here")
+        return start
+    deadline = time.monotonic() + TIMEOUT.total_seconds()
+    for other in range(1, total):
+        while not store.check([f"{name}/{other}"]):
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"rank {other} has not come within {TIMEOUT}")
+            if store.check([f"hello/{other}"]):
+                store.set(f"reply/{store.get(f'hello/{other}').decode()}", name)
+            time.sleep(0.01)
+    return name
 
 
 @contextmanager
@@ -119,7 +142,7 @@ def _introduced() -> Iterator[None]:
 
 def device_of_rank(device: torch.device) -> torch.device:
     """Return this rank's GPU: by its number on this machine, in turn if there are fewer."""
-    if device.type != "cuda" or launched() == 1:
+    if device.type != "cuda" or launched_ranks() == 1:
         return device
     torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     return torch.device("cuda", torch.cuda.current_device())

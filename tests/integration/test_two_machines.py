@@ -61,8 +61,8 @@ def networks():
     context.__exit__(None, None, None)
 
 
-def launch(machines, *words):
-    """Start torchrun on each machine, with a host name of its own."""
+def launch(machines, folder, *words):
+    """Start torchrun on each machine, with a host name of its own; their outputs are files of `folder`."""
     processes = []
     for number, (network, device, address) in enumerate(machines):
         rendezvous = [
@@ -73,8 +73,8 @@ def launch(machines, *words):
         named = ["unshare", "--uts", "sh", "-c", f'hostname machine{number} && exec "$@"', "sh", *torchrun]
         environment = {**os.environ, "GLOO_SOCKET_IFNAME": device, "OMP_NUM_THREADS": "1"}
         command = ["ip", "netns", "exec", network, *named]
-        output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        processes.append(subprocess.Popen(command, env=environment, **output))
+        with (folder / f"machine{number}.txt").open("wb") as output:
+            processes.append(subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT))
     return processes
 
 
@@ -91,7 +91,7 @@ def alone(folder):
 @pytest.mark.slow
 def test_two_machines_train_and_survive_a_killed_rank(networks, tmp_path):
     words = ["recall", *(f"{key}={value}" for key, value in KEYS.items()), "run=x", f"runs_dir={tmp_path}"]
-    processes = launch(networks, *words)
+    processes = launch(networks, tmp_path, *words)
     try:
         end = time.monotonic() + LIMIT_S
         while not (tmp_path / "x" / "checkpoints" / "000003").exists():
@@ -99,10 +99,14 @@ def test_two_machines_train_and_survive_a_killed_rank(networks, tmp_path):
             assert [process.poll() for process in processes] == [None, None]
             time.sleep(0.02)
         rank_of(processes[1]).send_signal(signal.SIGKILL)
-        outputs = [process.communicate(timeout=LIMIT_S)[0] for process in processes]
+        end = time.monotonic() + LIMIT_S
+        while None in [process.poll() for process in processes] and time.monotonic() < end:
+            time.sleep(0.1)
     finally:
         for process in processes:
             process.kill()
+            process.wait(timeout=30)
+    outputs = [(tmp_path / f"machine{number}.txt").read_text() for number in range(2)]
     assert [process.returncode for process in processes] == [0, 0], "\n".join(outputs)
     assert "run " + str(tmp_path / "x") + " resumes after iteration" in outputs[0]
     assert "rank 0 of 2 has lost the others: all ranks on machine0 run" in outputs[0]

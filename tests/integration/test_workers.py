@@ -45,7 +45,7 @@ def train(folder, name, workers, **keys):
 
 def workers_alive():
     """Return the worker processes of this one."""
-    children = psutil.Process().children()
+    children = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
     servers = [child for child in children if "workers.spawn" in " ".join(child.cmdline())]
     workers = [child for server in servers for child in server.children()]
     return [child for child in workers if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]

@@ -330,6 +330,20 @@ def test_ranks_that_cannot_meet_are_one_line(monkeypatch):
         pass
 
 
+def meet(port, seconds):
+    os.environ.update({"MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"})
+    time.sleep(seconds[int(os.environ["RANK"])])
+    with ranks.joined():
+        return ranks.gather(ranks.rank())
+
+
+def test_ranks_that_are_started_again_meet_in_the_store_of_the_first_start():
+    """The store of torchrun outlives its ranks: addresses in it may be of ranks that have ended."""
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    for seconds in ([0, 0], [0.5, 0], [0, 0.5]):
+        assert on_ranks(2, meet, store.port, seconds) == [[0, 1], [0, 1]]
+
+
 def test_rank_0_alone_writes(tmp_path):
     on_ranks(2, train_float32, tmp_path, "x", {"trainer.total_timesteps": 128})
     lines = [json.loads(line) for line in (tmp_path / "x" / "metrics.jsonl").read_text().splitlines()]

@@ -95,4 +95,4 @@ def test_run_that_another_process_trains_is_refused_by_all_ranks(run):
         os.kill(child, 9)
         os.waitpid(child, 0)
     assert "is being trained by another process" in errors[0]
-    assert "rank 0 (process " in errors[1]
+    assert "rank 0 of 2 has failed: " in errors[1]

@@ -131,6 +131,8 @@ def test_numbers_that_callbacks_set_are_those_of_rank_0(tmp_path):
         (["--ranks=2"], {"RANK": "0", "WORLD_SIZE": "2"}, "has started 2 ranks already; leave out --ranks 2."),
         (["--max-restarts=2"], {}, "--max-restarts needs --ranks N or --gpus N; torchrun has its own."),
         (["--ranks=2", "--gpus=2"], {}, "--gpus 2 and --ranks 2 are two numbers of ranks; keep one."),
+        ([], {"RANK": "0", "WORLD_SIZE": "two"}, "WORLD_SIZE=two is no number of ranks; start the ranks with torchrun"),
+        ([], {"RANK": "0", "WORLD_SIZE": "0"}, "WORLD_SIZE=0 is no number of ranks; start the ranks with torchrun"),
         (["world.agents=9"], {"RANK": "0", "WORLD_SIZE": "2"}, "world.agents=9 cannot be split evenly over 2 ranks;"),
         (["world.agents=9"], {"RANK": "1", "WORLD_SIZE": "2"}, ""),
     ],

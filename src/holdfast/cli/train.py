@@ -15,6 +15,7 @@ from holdfast.cli.train_help import TRACED, print_help
 from holdfast.cli.train_seeds import train_many
 from holdfast.config.run import override, require_ranks
 from holdfast.errors import ConfigError, OtherRankError
+from holdfast.launcher import launched_ranks
 from holdfast.recipes import find_recipe, recipe_for
 from holdfast.report import SEEDS
 from holdfast.trust import current_source, names_from, trusting
@@ -77,8 +78,7 @@ def _read(options: argparse.Namespace, rest: Sequence[str]) -> tuple[str | None,
     if len(options.resume) > 1 or "" in options.resume:
         raise ConfigError("Write --resume with one run's folder, for example: --resume runs/NAME.")
     group = next((Path(name) for name in options.resume if (Path(name) / SEEDS).is_file()), None)
-    launched = int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
-    number = _require_one_launcher(options, launched, several_seeds="seeds" in overrides or group is not None)
+    number = _require_one_launcher(options, launched_ranks(), several_seeds="seeds" in overrides or group is not None)
     if not options.resume and "seeds" not in overrides:
         base = find_recipe(recipe or recipe_for(overrides.get("world", overrides.get("world.name"))))
         require_ranks(override(base, overrides), number)

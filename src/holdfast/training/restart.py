@@ -8,6 +8,7 @@ import psutil
 
 from holdfast import ranks
 from holdfast.config.run import Config
+from holdfast.launcher import launched_ranks
 
 LAUNCH = ".launch"
 """File of a run's folder: the launch that created it."""
@@ -26,7 +27,7 @@ def launch_id() -> str:
 
 def mark_launch(folder: Path) -> None:
     """Write down which launch created a run."""
-    if ranks.launched() > 1 or "TORCHELASTIC_RUN_ID" in os.environ:
+    if launched_ranks() > 1 or "TORCHELASTIC_RUN_ID" in os.environ:
         (folder / LAUNCH).write_text(launch_id())
 
 
