@@ -27,7 +27,7 @@ from mutmut.utils.file_utils import copy_also_copy_files, copy_src_dir, setup_so
 from mutmut.utils.format_utils import mangled_name_from_mutant_name
 from mutmut.workers.isolation import get_mutant_runner
 
-FOLDERS = ["memory", "rollout", "learn", "checkpoint", "check"]
+FOLDERS = ["memory", "memory/kernels", "rollout", "learn", "checkpoint", "check"]
 COPY = Path("mutants")
 UNCHANGED = "holdfast.x_unchanged__mutmut_0"
 """The name of no mutant: with it the tests run on the source as it is."""
@@ -50,9 +50,16 @@ def generate(folders: list[str], processes: int) -> list[str]:
     return names
 
 
+def folder_of(mutant: str) -> str:
+    """Return the innermost of the folders that a mutant lies in."""
+    path = mutant.removeprefix("holdfast.").replace(".", "/")
+    return max((folder for folder in FOLDERS if path.startswith(f"{folder}/")), key=len)
+
+
 def run_folder(folder: str, names: list[str], processes: int) -> dict[str, str]:
     """Run the tests of a folder on each of its mutants; return the status by mutant."""
-    config().pytest_add_cli_args_test_selection = [f"tests/{folder}"]
+    inner = [f"--ignore=tests/{other}" for other in FOLDERS if other.startswith(f"{folder}/")]
+    config().pytest_add_cli_args_test_selection = [f"tests/{folder}", *inner]
     setup_source_paths()
     os.environ["PYTHONPATH"] = os.pathsep.join(str(COPY.absolute() / part) for part in ("src", "tests"))
     runner = get_mutant_runner(processes)
@@ -84,11 +91,11 @@ def run_folder(folder: str, names: list[str], processes: int) -> dict[str, str]:
 
 def table(statuses: dict[str, dict[str, str]]) -> str:
     """Return the counts by folder."""
-    lines = [f"{'folder':12}{'mutants':>9}{'killed':>9}{'survived':>9}{'timeout':>9}"]
+    lines = [f"{'folder':15}{'mutants':>9}{'killed':>9}{'survived':>9}{'timeout':>9}"]
     for folder, each in statuses.items():
         columns = [COLUMNS.get(status, "timeout") for status in each.values()]
         counts = [len(columns), *(columns.count(column) for column in ("killed", "survived", "timeout"))]
-        lines.append(f"{folder:12}" + "".join(f"{count:9}" for count in counts))
+        lines.append(f"{folder:15}" + "".join(f"{count:9}" for count in counts))
     return "\n".join(lines)
 
 
@@ -103,14 +110,14 @@ def main() -> None:
     if unknown := set(args.folders) - set(FOLDERS):
         parser.error(f"unknown folder {', '.join(sorted(unknown))}; choose of {', '.join(FOLDERS)}")
     folders = args.folders or FOLDERS
-    names = generate(folders, args.processes)
+    names = [name for name in generate(folders, args.processes) if folder_of(name) in folders]
     sample = random.Random(args.seed).sample(names, min(args.number, len(names)) or len(names))
     print(f"{len(sample)} of {len(names)} mutants, seed {args.seed}", flush=True)
     statuses = {}
     for folder in folders:
         # The mutants replace the source in the process that imports them: one process for each folder.
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-            names = [name for name in sample if name.split(".")[1] == folder]
+            names = [name for name in sample if folder_of(name) == folder]
             statuses[folder] = pool.submit(run_folder, folder, names, args.processes).result()
     for each in statuses.values():
         for name, status in sorted(each.items()):

@@ -107,6 +107,7 @@ def test_obs_option_gives_the_observation_shape():
 @pytest.mark.parametrize(
     ("target", "obs", "message"),
     [
+        ("torch.nn:LSTM", None, "and 'hidden_size'; give its arguments, policy.NAME=VALUE, or write a function"),
         ("strange_ones:Needs", None, "cannot be made (missing a required argument: 'size'); give its arguments"),
         ("strange_ones:number", None, "not int"),
         ("strange_ones:Missing", None, "has no class Missing"),

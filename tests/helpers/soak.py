@@ -4,7 +4,7 @@
 """
 
 import contextlib
-import io
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -62,7 +62,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     iterations, resumes = (int(word) for word in sys.argv[1:]) if len(sys.argv) > 1 else (2000, 20)
     screen = sys.stdout
-    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+    with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as void, contextlib.redirect_stdout(void):
         for number, sample in enumerate(soak(Path(folder), iterations, resumes)):
             if number == 0:
                 print("".join(f"{name:>14}" for name in sample), file=screen)

@@ -78,14 +78,13 @@ def instantiate(obj: Any, target: str, world: World | None, arguments: dict[str,
     if world is not None:
         offered = _from_world(world)
         arguments = {name: offered[NEEDED_BY[name]] for name in parameters if name in NEEDED_BY} | arguments
+    needs_envs = world is None and any(name in NEEDED_BY for name in parameters)
+    hint = "name its world, world=gym:CartPole-v1" if needs_envs else "give its arguments, policy.NAME=VALUE"
+    hint += ", or write a function without arguments that makes it."
     try:
         inspect.signature(obj).bind(**arguments)
     except TypeError as error:
-        needs_envs = world is None and any(name in NEEDED_BY for name in parameters)
-        hint = "name its world, world=gym:CartPole-v1" if needs_envs else "give its arguments, policy.NAME=VALUE"
-        raise ConfigError(
-            f"{target} cannot be made ({error}); {hint}, or write a function without arguments that makes it."
-        ) from error
+        raise ConfigError(f"{target} cannot be made ({error}); {hint}") from error
     try:
         # Seeded, so that the policy has the same weights each time.
         with isolated_rng(0):
@@ -93,7 +92,9 @@ def instantiate(obj: Any, target: str, world: World | None, arguments: dict[str,
     except HoldfastError:
         raise
     except Exception as error:
-        raise ConfigError(f"{target} cannot be made: {error_text(error)}") from error
+        # A signature of `*args` says nothing; torch's own modules have it.
+        advice = f"; {hint}" if isinstance(error, TypeError) else ""
+        raise ConfigError(f"{target} cannot be made: {error_text(error)}{advice}") from error
 
 
 def _from_world(world: World) -> dict[str, Any]:
