@@ -7,8 +7,8 @@ obvious way and imports nothing of holdfast: the tests compare the library with 
 Axes: `B` segments of one agent each, `T` steps, `L` layers, `H` hidden size, `M` tokens, `N` any batch.
 """
 
-import argparse
 import math
+import sys
 import time
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -274,9 +274,7 @@ def evaluate(net: Net, world: Recall, episodes_each: int, cleared: bool) -> floa
 
 def main() -> None:
     """Train, then evaluate with the memory intact and cleared."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("seed", type=int, nargs="?", default=0)
-    cfg = Config(seed=parser.parse_args().seed)
+    cfg = Config(seed=int(sys.argv[1])) if len(sys.argv) > 1 else Config()
     torch.set_num_threads(1)  # the tensors are small: more threads cost more than they save
     torch.manual_seed(cfg.seed)
     net, world = Net(cfg.cues), Recall(cfg, cfg.agents, seed=1000 + cfg.seed)
