@@ -1,5 +1,6 @@
 import json
 import re
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -65,7 +66,7 @@ def test_lines_that_hold_no_metrics_are_left_out(tmp_path):
     good = {"iteration": 1, "losses/entropy": 0.5}
     lines = [json.dumps(good), "{", "[1]", "[" * 100_000, f'{{"iteration": 2, "x": {"9" * 400}}}']
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
-    assert read_lines(tmp_path / "metrics.jsonl") == [good, {"iteration": 2}]
+    assert list(read_lines(tmp_path / "metrics.jsonl")) == [good, {"iteration": 2}]
 
 
 def test_unknown_metric_is_an_error(tmp_path):
@@ -140,3 +141,15 @@ def test_a_full_disk_names_the_file_once():
     ):
         file.write({"iteration": 1})
     file.close()
+
+
+def test_lines_are_read_one_by_one(tmp_path):
+    """A resume reads those of a whole run."""
+    line = json.dumps({"iteration": 1} | {f"x/{number}": number / 7 for number in range(100)})
+    (tmp_path / "metrics.jsonl").write_text(f"{line}\n" * 1000)
+    tracemalloc.start()
+    count = sum(1 for _ in read_lines(tmp_path / "metrics.jsonl"))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert count == 1000
+    assert peak < 100 * len(line)

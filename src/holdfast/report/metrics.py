@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from io import FileIO
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -177,17 +178,18 @@ def read_metrics(path: Path) -> dict[str, np.ndarray]:
     The final evaluation belongs to the last iteration. Lines that cannot be read are left out.
     """
     rows = dict[int, dict[str, int | float]]()
-    for line in (*read_lines(path), *read_lines(path.with_name(MACHINE))):
+    for line in chain(read_lines(path), read_lines(path.with_name(MACHINE))):
         rows.setdefault(int(line["iteration"]), {}).update(line)
     ordered = [rows[iteration] for iteration in sorted(rows)]
     names = dict.fromkeys(name for row in ordered for name in row)
     return {name: np.array([row.get(name, math.nan) for row in ordered]) for name in names}
 
 
-def read_lines(path: Path) -> list[dict[str, int | float]]:
-    """Read the numbers in the lines of a metrics file; lines that cannot be read are left out."""
-    texts = path.read_text(errors="replace").splitlines() if path.exists() else []
-    return [line for line in map(_numbers_of, texts) if "iteration" in line]
+def read_lines(path: Path) -> Iterator[dict[str, int | float]]:
+    """Read the numbers in the lines of a metrics file, one by one; lines that cannot be read are left out."""
+    if path.exists():
+        with path.open(errors="replace") as texts:
+            yield from (line for line in map(_numbers_of, texts) if "iteration" in line)
 
 
 def _numbers_of(text: str) -> dict[str, int | float]:
