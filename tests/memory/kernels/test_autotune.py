@@ -1,3 +1,4 @@
+import math
 from dataclasses import astuple
 
 import pytest
@@ -31,6 +32,28 @@ def test_every_job_has_few_candidates_of_powers_of_two(kernel, hidden, rows, dty
         assert plan.units >= hidden or -(-hidden // plan.units) <= plan.share * processors
 
 
+def test_jobs_are_told_apart_by_name():
+    job = TuningJob("lstm_forward", 128, 2048, False, torch.bfloat16, "tf32")
+    name = "lstm forward, segments of 2048 rows, hidden size 128, bfloat16 (tf32)"
+    assert autotune._key(job) == name
+    assert autotune._key(job._replace(keep=False)) == f"{name}, no gradients"
+    assert autotune._key(job._replace(kernel="gru_backward", one_step=True)) == (
+        "gru backward, a step of 2048 rows, hidden size 128, bfloat16 (tf32)"
+    )
+
+
+@given(st.integers(1, 5000), st.integers(1, 600), st.integers(1, 200))
+def test_few_rows_are_split_as_long_as_all_programs_run_at_once(rows, hidden, processors):
+    job = TuningJob("lstm_forward", hidden, rows, False, torch.bfloat16, "tf32")
+    plans = autotune.candidates(job, processors)
+    programs = math.ceil(rows / 16) * math.ceil(hidden / 32)
+    if hidden > 64:
+        assert (plans[0].rows == 16 and plans[0].units == 32) == (programs <= processors)
+    if 64 < hidden <= 128:
+        # Narrow programs first while they fit, wide ones first beyond.
+        assert plans[0].rows == (16 if min(programs, math.ceil(rows / 16)) <= processors else 32)
+
+
 class TestChoosePlan:
     JOB = TuningJob("lstm_forward", 128, 2000, False, torch.bfloat16, "tf32")
 
@@ -39,7 +62,7 @@ class TestChoosePlan:
         """A fake GPU on which the plan with the fewest rows is the slowest."""
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         monkeypatch.setattr(autotune, "_signature", lambda device: "a gpu")
-        monkeypatch.setattr(autotune, "processors_of", lambda device: 132)
+        monkeypatch.setattr(autotune, "processors_of", lambda device: {"cuda": 132}[device.type])
         monkeypatch.setattr(testing, "do_bench", lambda run, **how: -float(run().rows))
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
         autotune._plans.clear()
@@ -86,6 +109,13 @@ class TestChoosePlan:
         assert self.choose(launched) == autotune.SMALLEST
         assert launched == []
         assert list(tmp_path.iterdir()) == []
+
+    def test_plans_are_cached_in_the_home_folder(self, monkeypatch, tmp_path):
+        monkeypatch.delenv("XDG_CACHE_HOME")
+        monkeypatch.setenv("HOME", str(tmp_path / "home"))
+        self.choose([])
+        folder = tmp_path / "home" / ".cache" / "holdfast"
+        assert sorted(file.name for file in folder.iterdir()) == ["kernels.json", "kernels.lock"]
 
     @pytest.mark.parametrize("damage", ["", "{", "[]", '{"a gpu": 3}', '{"a gpu": {"a": [1, 2]}}'])
     def test_damaged_cache_is_timed_again(self, damage, tmp_path):

@@ -10,8 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from helpers import triton_interpreter
+from holdfast import cuda_graphs
 from holdfast.memory import GRU, LSTM, reference, use_kernel
 from holdfast.memory.kernels import autotune, ops
 from holdfast.memory.kernels.autotune import LaunchPlan, TuningJob
@@ -287,6 +289,51 @@ def test_ops_pass_opcheck(kind):
     torch.library.opcheck(
         getattr(torch.ops.holdfast, name), (gates, weight, *biases, *states, clear.byte(), True, "tf32x3")
     )
+
+
+@pytest.mark.parametrize("T", [1, 3])
+@pytest.mark.parametrize("keep", [True, False])
+@every_kind
+def test_a_launch_describes_its_job(kind, keep, T, monkeypatch):
+    jobs = []
+    monkeypatch.setattr(ops, "choose_plan", lambda job, device, run: jobs.append(job) or SPLIT)
+    cell, x, state, clear, valid = case(kind, 4, T, 48)
+    with torch.set_grad_enabled(keep):
+        y, _ = cell(x, state, clear, valid)
+    if keep:
+        y.sum().backward()
+    name = "lstm" if kind is LSTM else "gru"
+    forward = TuningJob(f"{name}_forward", 48, 4, T == 1, torch.float32, "tf32x3", keep)
+    assert jobs == [forward, forward._replace(kernel=f"{name}_backward")][: 1 + keep]
+
+
+@pytest.mark.parametrize("keep", [True, False])
+@every_kind
+def test_compiled_shapes_are_those_of_the_kernels(kind, keep, use_plan):
+    use_plan(SPLIT)
+    cell, _, state, clear, _ = case(kind, 4, 3, 32)
+    weight = cell.layer(0)[1]
+    states = [leaf[:, 0].contiguous() for leaf in state.values()]
+    biases = [torch.randn(size, device=DEVICE) for size in (weight.shape[0], 32)][: 1 if kind is LSTM else 2]
+    inputs = (torch.randn(4, 3, weight.shape[0], device=DEVICE), weight.detach(), *biases, *states, clear.byte())
+    call = torch.ops.holdfast.lstm if kind is LSTM else torch.ops.holdfast.gru
+    with FakeTensorMode() as mode:
+        fake = call(*map(mode.from_tensor, inputs), keep, "tf32x3")
+    assert [tensor.shape for tensor in fake] == [tensor.shape for tensor in call(*inputs, keep, "tf32x3")]
+    assert all(tensor.numel() == 0 for tensor in fake[len(states) + 1 :]) != keep
+
+
+def test_biases_of_two_layers_are_summed_apart_while_a_graph_is_recorded(monkeypatch, use_plan):
+    use_plan(UNSPLIT)
+    cell, x, state, clear, valid = case(LSTM, 4, 3, 32, layers=2, inputs=32)
+    with torch.no_grad():
+        expected = cell(x, state, clear, valid)[0]
+        monkeypatch.setattr(cuda_graphs, "_recording", True)
+        try:
+            actual = cell(x, state, clear, valid)[0]
+        finally:
+            cuda_graphs._constants.clear()
+    assert actual.equal(expected)
 
 
 LAYOUT_PLANS = [LaunchPlan(16, 32, 4, chunk=32), LaunchPlan(16, 16, 4, chunk=32, stages=2), LaunchPlan(16, 128, 4)]
