@@ -289,13 +289,13 @@ def _differences(
 def _recorded_functions() -> Iterator[list[tuple[Any, tuple[Any, ...]]]]:
     """Record the first call of each function with a hand-written backward."""
     calls: list[tuple[Any, tuple[Any, ...]]] = []
-    original = torch.autograd.Function.__dict__["apply"].__func__
+    original = torch.autograd.Function.__dict__["apply"]
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if sum(kind is cls for kind, _ in calls) < 3 and not cls.__module__.startswith("torch.") and not kwargs:
             copied = [leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in args]
             calls.append((cls, tuple(copied)))
-        return original(cls, *args, **kwargs)
+        return original.__get__(None, cls)(*args, **kwargs)
 
     with patch.object(torch.autograd.Function, "apply", classmethod(apply)):
         yield calls

@@ -32,11 +32,11 @@ def _fill(
     scratch = scratch_ptr + tl.program_id(0) * width
     for number in range(rounds):
         row = number * programs + tl.program_id(0)
-        is_row = row < count
+        tokens, outputs = tl.where(row < count, M, 0), tl.where(row < count, width, 0)
         for start in range(0, width, BLOCK):
             tl.store(scratch + start + lane, tl.zeros((BLOCK,), tl.float32), mask=start + lane < width)
         tl.debug_barrier()
-        token, is_token = obs_ptr + (row.to(tl.int64) * M + m) * 3, is_row & (m < M)
+        token, is_token = obs_ptr + (row.to(tl.int64) * M + m) * 3, m < tokens
         location = tl.load(token, mask=is_token, other=255).to(tl.int32)
         feature = tl.load(token + 1, mask=is_token, other=255).to(tl.int32)
         value = tl.load(token + 2, mask=is_token, other=0).to(tl.float32)
@@ -52,7 +52,7 @@ def _fill(
         for start in range(0, width, BLOCK):
             # Atomics are not in the first level of the cache.
             x = tl.load(scratch + start + lane, mask=start + lane < width, cache_modifier=".cg")
-            tl.store(box + start + lane, x.to(box_ptr.dtype.element_ty), mask=is_row & (start + lane < width))
+            tl.store(box + start + lane, x.to(box_ptr.dtype.element_ty), mask=start + lane < outputs)
         tl.debug_barrier()
 
 

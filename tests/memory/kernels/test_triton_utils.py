@@ -36,7 +36,7 @@ def compiled(kernel, hidden, plan, **more):
     source = ASTSource(kernel, signature, settings, aligned)
     kernel = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     ptx = kernel.asm["ptx"]
-    words = ("ld.volatile", "ld.acquire.gpu", "atom.global.gpu.release", "tanh.approx", "cp.async", "mma")
+    words = ("ld.volatile", "ld.acquire.gpu", ".global.gpu.release", "tanh.approx", "cp.async", "mma")
     return {"shared": kernel.metadata.shared, **{word: word in ptx for word in words}}
 
 back = {"GRAD_OUT": False, "ENTRY_GRAD": False}
@@ -67,7 +67,7 @@ def test_kernels_fit_shared_memory_and_use_tensor_cores(compiled):
 
 def test_split_programs_wait_for_exchanged_values(compiled):
     polls = {name: kernel["ld.volatile"] for name, kernel in compiled.items()}
-    words = ("ld.acquire.gpu", "atom.global.gpu.release")
+    words = ("ld.acquire.gpu", ".global.gpu.release")
     counters = {name: all(kernel[word] for word in words) for name, kernel in compiled.items()}
     assert polls["split forward"]
     assert not counters["split forward"]
