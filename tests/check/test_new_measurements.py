@@ -97,16 +97,30 @@ def test_right_policy_of_another_interface_obeys_every_law(name):
     assert {law.name: law.finding for law in measure(context) if not law.ok} == {}
 
 
-NAMED = ("half the units cleared", "soft clear by 0.5", "flags of the neighbour", "entry in bfloat16", "cleared to 0.1")
+NAMED = {
+    "half the units cleared": "clear",
+    "soft clear by 0.5": "clear",
+    "flags of the neighbour": "clear",
+    "cleared to 0.1": "clear",
+    "entry in bfloat16": "replay",
+}
+"""Sabotages whose measure is named too, and a law that each breaks."""
+NAMED_ALONE = {
+    "every call returns zeros": "replay",
+    "a call's first flag ignored": "clear",
+    "no clear where many start": "clear",
+    "later outputs": "replay",
+    "zeros at a call's step 9": "cut",
+}
 
 
-@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("name", NAMED | NAMED_ALONE)
 def test_sabotage_is_named(name):
     context, bug = context_of(BY_NAME[name]), BY_NAME[name]
-    law = "replay" if name.startswith("entry") else "clear"
-    (result,) = diagnose(context, list(measure(context, [law])))
+    (result,) = diagnose(context, list(measure(context, [(NAMED | NAMED_ALONE)[name]])))
     assert any(word in result.pattern.name for word in bug.words)
-    assert result.pattern.fit
+    assert result.pattern.fit or name in NAMED_ALONE
+    assert "(" not in result.pattern.name
 
 
 def test_catalogue_is_large_and_its_names_are_unique():

@@ -101,6 +101,13 @@ def exit_state(change):
     return forward
 
 
+def wiped_at_9(self, x, state=None, first=None):
+    """Lose the state at one step of a long call."""
+    first = torch.zeros(x.shape[:2], dtype=torch.bool) if first is None else first.clone()
+    first[9:10] = True
+    return Segments.forward(self, x, state, first)
+
+
 def chunks(length, keep=False):
     """Read a segment in chunks that start from zeros, or from a detached state."""
 
@@ -535,10 +542,20 @@ BUGS = [
         lambda a, v, s: (a, v, tuple(p * (obs.shape[1] == 1) for p in s)))(
             *BatchFirst.forward(self, obs, hidden, dones))), ("state a segment returns",)),
     Bug("exit state of a scan", ScanLastEpisode, ("state a segment returns",)),
+    Bug("every call returns zeros", variant(Segments, forward=lambda self, x, state=None, first=None: (
+        lambda y, s: (y, tuple(torch.zeros_like(part) for part in s)))(*Segments.forward(self, x, state, first))),
+        ("every call starts from zeros",)),
     # Segments.
+    Bug("a call's first flag ignored", variant(Segments, flags=lambda self, f: torch.cat(
+        [torch.zeros_like(f[:1]), f[1:]])), ("first flag of every call",)),
+    Bug("no clear where many start", variant(Segments, flags=lambda self, f: f & (f.sum(1, True) < 2)),
+        ("rows of a batch mix", "some of a segment")),
+    Bug("later outputs", variant(Segments, heads=lambda self, out, s: Memory.heads(self, out + 0.1 * out.flip(0), s)),
+        ("later steps",)),
+    Bug("zeros at a call's step 9", variant(Segments, forward=wiped_at_9), ("long segments are read",)),
     Bug("chunks of 4 from zeros", variant(Segments, forward=chunks(4)), ("chunks of 4",)),
     Bug("chunks of 16 from zeros", variant(Segments, forward=chunks(16)), ("chunks of 16",)),
-    Bug("chunks of 40 from zeros", variant(Segments, forward=chunks(40)), ("chunks of 40", "longer than 32")),
+    Bug("chunks of 40 from zeros", variant(Segments, forward=chunks(40)), ("chunks of 40", "long segments are read")),
     Bug("scan's entry", ScanEntryLost, ()),
     Bug("window off by one", WindowOffByOne, (PART,)),
     Bug("window zeroed, not masked", WindowUnmasked, (PART, TWO)),
@@ -577,7 +594,7 @@ BUGS = [
     Bug("no clear of 64 rows", variant(Segments, forward=when(at_64)), ("64 rows", NEVER)),
     Bug("no clear of one row", variant(Segments, forward=when(lambda self, x: x.shape[1] == 1)), ("batch of one",)),
     Bug("no clear in segments over 32", variant(Segments, forward=when(lambda self, x: len(x) > 32)),
-        ("longer than 32", NEVER)),
+        ("long segments are read", NEVER)),
     Bug("no clear in segments", variant(Segments, forward=when(lambda self, x: len(x) > 1)), (NEVER,)),
     Bug("forgets after 64 steps", ClockOf64, ("64",)),
     Bug("no clear after 60 steps", NoClearAfter64, ("long episodes", NEVER)),

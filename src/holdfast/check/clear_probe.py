@@ -26,6 +26,7 @@ ANY, FIRST_ROW = "one episode start resets all rows", "the first row's flags res
 AFTER = "state reset after the step has read"
 SOME_ROWS = "flags of some rows are ignored"
 TOGETHER = "state reset only when all rows start together"
+MIXED = "rows of a batch mix"
 
 
 @dataclass(frozen=True)
@@ -129,13 +130,13 @@ def _wrong_rows(policy: PolicyCopy, step: StepBatch, state: State) -> Clearing |
     rows = len(step.first)
     never, always = (_all(policy, step, state, torch.full_like(step.first, flag)) for flag in (False, True))
     matters = (never - always).abs().amax(1) > 0
-    if not bool(matters.any()):
-        return Clearing(NEVER)
     reach = torch.zeros(rows, rows, dtype=torch.bool)
     for row in range(rows):
         flags = torch.zeros_like(step.first)
         flags[row] = True
         reach[row] = (_all(policy, step, state, flags) - never).abs().amax(1) > 0
+    if not bool(matters.any()):
+        return Clearing(MIXED, "flags that are set together do nothing") if bool(reach.any()) else Clearing(NEVER)
     own = torch.eye(rows, dtype=torch.bool)
     if reach.equal(own & matters):
         return _inverted(policy, step, state)
@@ -188,8 +189,22 @@ def _other_start(policy: PolicyCopy, step: StepBatch, state: State) -> Clearing 
         return Clearing(TWO_STARTS, "None gives one, an episode start another")
     initial = _all(policy, step, policy.adapter.initial(len(flags)), ~flags)
     if from_none is None and not torch.allclose(initial, cleared, atol=1e-9):
+        kept = _kept_tensor(policy, step, state, initial)
+        if kept:
+            return Clearing(PART, f"{kept} stays")
         return Clearing(TWO_STARTS, "the first rollout has one, an episode start another")
     return None
+
+
+def _kept_tensor(policy: PolicyCopy, step: StepBatch, state: State, initial: Float[Tensor, "A K"]) -> str:
+    """Name the one tensor of the state that a start does not clear; "" if there is none."""
+    flags, starts = torch.ones_like(step.first), state_leaves(policy.adapter.initial(len(step.first)))
+    for number, name in enumerate(named_leaves(state)):
+        leaves = state_leaves(clone_state(state))
+        leaves[number] = starts[number]
+        if torch.allclose(_all(policy, step, with_leaves(state, leaves), flags), initial, atol=1e-9):
+            return name
+    return ""
 
 
 def _all(policy: PolicyCopy, step: StepBatch, state: State, flags: Bool[Tensor, " A"]) -> Float[Tensor, "A K"]:

@@ -26,6 +26,7 @@ from holdfast.types import Tensor
 HIDDEN_STATE = "state kept outside the returned state"
 KEEPS_GRAPH = "stored state keeps its graph"
 IGNORED_FOR_ONE = "resets ignored in a batch of one"
+FIRST_OF_CALL = "the first flag of every call is ignored"
 NOT_RESET = ("state never reset", "only a segment's first flag resets the state")
 
 
@@ -62,7 +63,7 @@ class Diagnosis:
                     bug = next((ONE_CAUSE[other.path] for other in law.broken if other.path in ONE_CAUSE), bug)
                 name = "random numbers in the forward pass" if self.random else bug
                 if name is not None:
-                    confined = name in RESET_FIXES and name != self.rollout_bug
+                    confined = name in RESET_FIXES and name not in (self.rollout_bug, FIRST_OF_CALL, self.side_effect)
                     write, detail = FIXES.get(name) or fix_of(name), self.details.get(name, "")
                     phase = _PHASES.get(part.path) or ("in updates" if name == self.replay_bug else "")
                     name_of_phase = f"{name} ({phase})" if confined and phase else name
@@ -98,7 +99,7 @@ class Diagnosis:
             "episode alone": lambda: self._any_bug() or self._no_tensor_bug(),
             "late start": lambda: self._any_bug() or "state not reset after a long episode",
             "late memory": lambda: self._any_bug() or "forgets after a fixed number of steps",
-            "long segment": lambda: self._any_bug() or long_segment_bug(self.context),
+            "long segment": self._any_bug,
             "many rows": lambda: self._any_bug() or "many rows are read differently",
             "evaluation mode": lambda: self._any_bug() or self.evaluation_bug or _EVALUATION,
             "one agent in evaluation": lambda: self._any_bug() or self._evaluated_alone_bug(),
@@ -106,11 +107,11 @@ class Diagnosis:
             "saved": self._save_bug,
             "get_memory": self._save_bug,
             "bytes": lambda: None if self.graph_grew else "memory use grows with time",
-            "one agent": lambda: self.rollout_bug or self._single_agent_bug(),
-            "rollout": lambda: self.rollout_bug or self.side_effect,
-            "evaluation": lambda: self.rollout_bug or self.evaluation_bug or self.side_effect,
+            "one agent": lambda: self._acting_bug or self._single_agent_bug(),
+            "rollout": lambda: self._acting_bug or self.side_effect,
+            "evaluation": lambda: self._acting_bug or self.evaluation_bug or self.side_effect,
             # The law replay compares update and rollout, so there the update is tried first.
-            "replay": lambda: (self.replay_bug if law == "replay" else None) or self._any_bug(),
+            "replay": lambda: (self._first_of_call or self.replay_bug if law == "replay" else None) or self._any_bug(),
             "single sequence": self._single_sequence_bug,
             "slices": self._slices_bug,
             "live segments": lambda: self.side_effect,
@@ -120,7 +121,26 @@ class Diagnosis:
         return None if part.path == "raised" else self._any_bug()
 
     def _any_bug(self) -> str | None:
-        return self.rollout_bug or self.replay_bug or self.side_effect
+        return self._acting_bug or self.replay_bug or self.side_effect or self._long_bug
+
+    @property
+    def _acting_bug(self) -> str | None:
+        return self._first_of_call or self.rollout_bug
+
+    @cached_property
+    def _first_of_call(self) -> str | None:
+        """A bug that has one name in rollouts, whose calls have one step, and another in updates."""
+        both = (self.rollout_bug, self.replay_bug if self.rollout_bug == NOT_RESET[0] else None)
+        return FIRST_OF_CALL if both == (NOT_RESET[0], "a segment's first flag is ignored") else None
+
+    @cached_property
+    def _long_bug(self) -> str | None:
+        """What is wrong with the values of long segments."""
+        bug = long_segment_bug(self.context)
+        if bug is None:
+            return None
+        self.details[bug[0]] = bug[1]
+        return bug[0]
 
     @cached_property
     def side_effect(self) -> str | None:
@@ -129,14 +149,19 @@ class Diagnosis:
             return HIDDEN_STATE
         if probes.mixes_rows(self.context.exact, self.context.script):
             return "rows of a batch mix"
-        backwards = self.context.information_reach["replay"].amax(-1).transpose(0, 1).tril(-1)
-        if bool((backwards != 0).any()):
+        if self._looks_ahead:
             return "outputs depend on later steps"
         if probes.ignores_state(self.context.exact, self.context.script):
             return self._without_carry
         if probes.acts_otherwise(self.context.exact, self.context.script):
             return "acting without an action differs"
         return None
+
+    @cached_property
+    def _looks_ahead(self) -> bool:
+        """Whether outputs of a segment depend on later steps."""
+        backwards = self.context.information_reach["replay"].amax(-1).transpose(0, 1).tril(-1)
+        return bool((backwards != 0).any())
 
     @cached_property
     def _without_carry(self) -> str:
@@ -221,7 +246,9 @@ class Diagnosis:
         if (rule is None and self.hidden) or self.same(policy, outputs.replay, outputs.rollout):
             return None
         segments = SegmentDiagnosis(policy, script, self.context.clears, self.context.columns, states, outputs)
-        bug = segments.find() or returned_state_bug(policy, script) or self._experiment(policy)
+        bug = segments.find() or returned_state_bug(policy, script)
+        if bug is None and not self._looks_ahead:
+            bug = self._experiment(policy)
         if bug is None:
             return None
         if bug.detail:

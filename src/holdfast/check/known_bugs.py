@@ -44,6 +44,9 @@ RESET_FIXES = {
     "only a segment's first flag resets the state": (
         "Reset at every step of the segment: pass first[B,T], not first[:, 0]."
     ),
+    "the first flag of every call is ignored": (
+        "Reset before the first step of a call too: the calls of a rollout have one step each."
+    ),
     "a segment's first flag is ignored": (
         "Store the entry state before the reset, and apply first[:, 0] in the replay too."
     ),
@@ -97,7 +100,7 @@ FIXES = {
     "acting without an action differs": "Compute the same, whether an action is given or sampled.",
     "a segment does not go on from the state that a step returns": "Return the state as the cell gave it, unchanged.",
     "outputs of a segment are computed in another way": "Compute outputs of steps and segments by the same code.",
-    "segments longer than 32 steps are read differently": "Do nothing that depends on the length of a segment.",
+    "long segments are read differently": "Do nothing that depends on the length of a segment.",
     "many rows are read differently": "Do nothing that depends on the number of rows.",
     "the state a segment returns is wrong": "Return the state after the segment's last step, with its resets.",
     "evaluation mode computes something else": "Do nothing in the memory that depends on module.training.",
@@ -110,7 +113,9 @@ FIXES = {
     "resets ignored in a batch of one": "Reset for any batch size; do not squeeze or branch on a batch of one.",
     "a batch of one is read differently": "Treat one row like many; do not squeeze the batch axis.",
     "outputs depend on later steps": "Mask later steps, and read a segment in one direction only.",
-    "rows of a batch mix": "Normalize over features, not over the batch: nn.LayerNorm, not nn.BatchNorm.",
+    "rows of a batch mix": (
+        "Normalize over features, not over the batch: nn.LayerNorm, not nn.BatchNorm; no any() or max() over rows."
+    ),
     "state shared between slices": (
         "Keep a state for each slice of environments: states[env_id_start], not one for all."
     ),

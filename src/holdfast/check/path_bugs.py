@@ -9,7 +9,7 @@ from holdfast.check.long_laws import LONG
 from holdfast.check.policy_copy import AGENTS, STEPS
 
 BOOTSTRAP = "bootstrap value of another state"
-TOO_LONG = "segments longer than 32 steps are read differently"
+TOO_LONG = "long segments are read differently"
 ROUNDING = 1e-6
 
 
@@ -34,18 +34,20 @@ def source_of_bootstrap(context: CheckContext) -> str | None:
     return None
 
 
-def long_segment_bug(context: CheckContext) -> str:
-    """Find the length of the chunks that a long segment is read in."""
+def long_segment_bug(context: CheckContext) -> tuple[str, str] | None:
+    """Name what is wrong with a long segment: its chunks, or the first wrong step; None: its values are right."""
     run = context.long_run
     policy, few = run.policy, torch.arange(min(6, run.rows))
     expected, states = run.chain[0][few], run.chain[1]
     script, entry = run.script[few], policy.rows.pick(states[0], few)
     measured = policy.replay(script.step_batches(0, LONG), entry)
     wrong = ((measured - expected).abs().amax((0, 2)) > ROUNDING).nonzero().flatten()
-    if len(wrong) and int(wrong[0]):
-        length = int(wrong[0])
+    if not len(wrong):
+        return None
+    length = int(wrong[0])
+    if length:
         edges = (torch.arange(LONG + 1) % length == 0).expand(len(few), -1)
         predicted, _ = policy.steps(script, reset=edges | script.first)
         if torch.allclose(predicted, measured, atol=ROUNDING):
-            return f"segments are read in chunks of {length} from zeros"
-    return TOO_LONG
+            return f"segments are read in chunks of {length} from zeros", ""
+    return TOO_LONG, f"from step {length} on"

@@ -184,13 +184,19 @@ def keeps_hidden_state(policy: PolicyCopy, script: Script) -> bool:
 
 
 def mixes_rows(policy: PolicyCopy, script: Script) -> bool:
-    """Whether the first steps of a row depend on the observations of other rows."""
-    script = script.without_flags()
-    base = policy.steps(script, stop=3)[0]
+    """Whether steps or a segment of a row depend on the observations or flags of other rows."""
+
+    def outputs(script: Script) -> Tensor:
+        steps, states = policy.steps(script, stop=HORIZON)
+        return torch.cat([steps, policy.replay(script.step_batches(0, HORIZON), states[0])], dim=1)
+
+    calm = script.without_flags()
+    without, base = outputs(calm), outputs(script)
     for rows in (torch.arange(1), torch.arange(1, script.agents)):
         where, others = torch.zeros_like(script.first), torch.ones(script.agents, dtype=torch.bool)
         where[rows], others[rows] = True, False
-        if not policy.steps(script.changed(where), stop=3)[0][others].equal(base[others]):
+        pairs = ((calm.changed(where), without), (script.with_starts(script.first | where), base))
+        if any(not outputs(changed)[others].equal(was[others]) for changed, was in pairs):
             return True
     return False
 

@@ -16,7 +16,7 @@ from holdfast.types import Float, Tensor
 
 SWAPPED, OTHER_ROWS = "parts of the returned state are swapped", "the returned state is of other rows"
 ROUNDED, LOST = "the returned state is rounded", "part of the returned state is lost"
-OLD = "the returned state is the one before the last step"
+OLD, ZEROS = "the returned state is the one before the last step", "every call starts from zeros"
 ROUNDING = 1e-9
 
 
@@ -30,7 +30,7 @@ def returned_state_bug(policy: PolicyCopy, script: Script) -> SegmentBug | None:
         if float((_chain(policy, script, undo) - measured).abs().max()) <= ROUNDING:
             return SegmentBug(name)
     error = float((_chain(policy, script, lambda state: state) - measured).abs().max())
-    return _kept_or_lost(states) or _rounded(states, error)
+    return _kept_or_lost(policy, script, states) or _rounded(states, error)
 
 
 @torch.no_grad()
@@ -88,7 +88,7 @@ def _earlier(leaf: Tensor, axes: tuple[int, ...]) -> Tensor:
     return leaf.roll(-1, axes[0])
 
 
-def _kept_or_lost(states: list[State]) -> SegmentBug | None:
+def _kept_or_lost(policy: PolicyCopy, script: Script, states: list[State]) -> SegmentBug | None:
     """Whether tensors of the state are never changed by a step."""
     names = [name for name, leaf in named_leaves(states[0]).items() if leaf.is_floating_point()]
     still = [
@@ -100,7 +100,7 @@ def _kept_or_lost(states: list[State]) -> SegmentBug | None:
         return None
     if len(still) < len(names):
         return SegmentBug(LOST, f"the state{', '.join(still)} is always the initial one")
-    return SegmentBug(OLD)
+    return SegmentBug(OLD if returns_its_input(policy, script) else ZEROS)
 
 
 def _rounded(states: list[State], error: float) -> SegmentBug | None:

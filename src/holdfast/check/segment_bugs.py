@@ -66,7 +66,7 @@ def roundings() -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
         yield f"{digits} decimals", lambda x, digits=digits: (x * 10**digits).round() / 10**digits
     for bits in (127, 128, 255):
         yield f"steps of 1/{bits}", lambda x, bits=bits: (x * bits).round() / bits
-    yield "8 bits", lambda x: (x / x.abs().max() * 127).round() * x.abs().max() / 127
+    yield "8 bits", lambda x: (x / x.abs().max().clamp(min=1e-30) * 127).round() * x.abs().max() / 127
 
 
 def round_leaf(change: Callable[[Tensor], Tensor], leaf: Tensor) -> Tensor:

@@ -80,7 +80,11 @@ class SegmentDiagnosis:
         """Return the hypothesis that gives the largest share of the differing segments; the simplest of equal ones."""
         best = None
         for name, detail, predict in self._candidates():
-            share = self._share(predict())
+            try:
+                share = self._share(predict())
+            except Exception:
+                # The policy raises where a hypothesis is absurd, for example at a state that is not finite.
+                continue
             if share > (EXPLAINED_SHARE if best is None else best.share or 0.0):
                 best = SegmentBug(name, detail, share)
             if share == 1:
