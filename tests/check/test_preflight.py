@@ -102,6 +102,7 @@ def test_builtin_policies_replay_clear_and_agree_in_bfloat16(name, memory):
         assert law.ok, law.finding
 
 
+@triton_interpreter.needs_kernels
 @pytest.mark.parametrize(
     ("memory", "laws"),
     [

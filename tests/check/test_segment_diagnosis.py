@@ -119,7 +119,7 @@ RETURNED = {
     "rows rolled": (lambda s, e: tuple(p.roll(1, 1) for p in s), "the returned state is of other rows"),
     "rounded": (lambda s, e: tuple((p * 1000).round() / 1000 for p in s), "the returned state is rounded"),
     "cell lost": (lambda s, e: (s[0], 0 * s[1]), "part of the returned state is lost"),
-    "decays": (lambda s, e: tuple(0.9 * p for p in s), "a segment does not go on from the state"),
+    "decays": (lambda s, e: tuple(0.9 * p for p in s), "the state of a segment is not"),
 }
 
 

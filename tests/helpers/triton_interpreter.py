@@ -3,6 +3,14 @@
 import importlib.util
 import os
 
+import pytest
+import torch
+
+from holdfast import kernel_support
+
+REFUSAL = kernel_support.refused_on(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+needs_kernels = pytest.mark.skipif(REFUSAL is not None and "Triton" in REFUSAL, reason=f"no kernels here: {REFUSAL}")
+
 
 def repair() -> None:
     """Allow kernel scalars as loop bounds: NumPy 2.4 no longer converts arrays of one entry to int."""

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from helpers.triton_interpreter import needs_kernels
 from holdfast import kernel_support
 from holdfast.errors import ConfigError, ContractError
 from holdfast.memory import GRU, LSTM, kernels, require_kernel, use_kernel
@@ -72,6 +73,7 @@ def test_kernels_refuse_an_old_triton_and_log_it_once(monkeypatch, caplog):
     assert caplog.messages == [words]
 
 
+@needs_kernels
 def test_auto_uses_torch_on_cpu_and_in_float64():
     cell = LSTM(4, 32)
     assert not cell._has_kernel(torch.device("cpu"), torch.float32)

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -9,7 +10,7 @@ from torch.utils import _pytree as pytree
 from holdfast.check.adapters.base import Outputs, PolicyAdapter, flat
 from holdfast.check.compare import BOUND, SHORT, State, clone_state, expect_close, state_leaves
 from holdfast.check.context import CheckContext
-from holdfast.check.policy_copy import HORIZON, STEPS
+from holdfast.check.policy_copy import HORIZON, STEPS, PolicyCopy
 from holdfast.check.results import Measurement
 from holdfast.rng import isolated_rng
 from holdfast.types import Tensor
@@ -96,9 +97,15 @@ def none_as_state(context: CheckContext) -> list[Measurement]:
             return []
         _, states = policy.steps(script)
         later, _ = policy.adapter.act(first, clone_state(states[LAST_STARTS]))
+        started = policy.unused_copy().adapter.act_from_none(first)
     actual, expected = flat(from_none, 1)[:, None].cpu(), flat(later, 1)[:, None].cpu()
     what = f"None as the state against an episode start, {SHORT[policy.kind]}"
-    return [expect_close(what, actual, expected, BOUND[policy.kind], columns=context.columns, path="none state")]
+    options: dict[str, Any] = {"bound": BOUND[policy.kind], "columns": context.columns, "path": "none state"}
+    parts = [expect_close(what, actual, expected, **options)]
+    if started is not None:
+        what = f"None as the state with episode starts against an episode start, {SHORT[policy.kind]}"
+        parts.append(expect_close(what, flat(started, 1)[:, None].cpu(), expected, **options))
+    return parts
 
 
 def episodes_alone(context: CheckContext) -> list[Measurement]:
@@ -107,9 +114,23 @@ def episodes_alone(context: CheckContext) -> list[Measurement]:
     if not bool(context.clears[:, LAST_STARTS].all()):
         return []
     expected = context.outputs[policy.dtype].rollout[:, LAST_STARTS:STEPS]
-    actual, _ = policy.steps(script, start=LAST_STARTS)
+    alone, _ = policy.steps(script, start=LAST_STARTS)
     what = f"each agent's last episode against one from the initial state, {SHORT[policy.kind]}"
-    return [expect_close(what, actual, expected, BOUND[policy.kind], columns=context.columns, path="episode alone")]
+    options: dict[str, Any] = {"bound": BOUND[policy.kind], "columns": context.columns, "path": "episode alone"}
+    parts = [expect_close(what, expected, alone, **options)]
+    if has_plain_numbers(policy):
+        # No row has its own: a number that counts steps, say, must not show in any episode.
+        _, states = policy.steps(script.without_flags(), stop=LAST_STARTS)
+        after = [policy.steps(script, start=LAST_STARTS, state=clone_state(state))[0] for state in states]
+        worst = max(after, key=lambda outputs: float((outputs - alone).abs().max()))
+        parts.append(expect_close(f"the same, after up to {LAST_STARTS} steps", worst, alone, **options))
+    return parts
+
+
+def has_plain_numbers(policy: PolicyCopy) -> bool:
+    """Whether a state holds numbers that are no tensors, at first or after a step."""
+    with policy.default_dtype():
+        return any(isinstance(leaf, int | float) for leaf in pytree.tree_leaves(policy.adapter.initial(2)))
 
 
 @torch.no_grad()

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 import torch
+from torch.utils import _pytree as pytree
 
 from holdfast.check.adapters.base import flat
 from holdfast.check.compare import State, clone_state, named_leaves, state_leaves, with_leaves
@@ -26,7 +27,7 @@ ANY, FIRST_ROW = "one episode start resets all rows", "the first row's flags res
 AFTER = "state reset after the step has read"
 SOME_ROWS = "flags of some rows are ignored"
 TOGETHER = "state reset only when all rows start together"
-MIXED = "rows of a batch mix"
+MIXED, NO_TENSOR = "rows of a batch mix", "something in the state that is no tensor"
 
 
 @dataclass(frozen=True)
@@ -184,19 +185,21 @@ def _other_start(policy: PolicyCopy, step: StepBatch, state: State) -> Clearing 
     ):
         return Clearing(AFTER)
     never = step.with_starts(~flags)
+    initial = _all(policy, step, policy.adapter.initial(len(flags)), ~flags)
+    if not torch.allclose(initial, cleared, atol=1e-9):
+        if remaining := _remaining_tensor(policy, step, state, initial):
+            return Clearing(PART, f"{remaining} stays")
+        if any(isinstance(leaf, int | float) for leaf in pytree.tree_leaves(state)):
+            return Clearing(NO_TENSOR)
     from_none = policy.adapter.act_from_none(never)
     if from_none is not None and not torch.allclose(flat(from_none, 1).cpu(), cleared, atol=1e-9):
         return Clearing(TWO_STARTS, "None gives one, an episode start another")
-    initial = _all(policy, step, policy.adapter.initial(len(flags)), ~flags)
     if from_none is None and not torch.allclose(initial, cleared, atol=1e-9):
-        kept = _kept_tensor(policy, step, state, initial)
-        if kept:
-            return Clearing(PART, f"{kept} stays")
         return Clearing(TWO_STARTS, "the first rollout has one, an episode start another")
     return None
 
 
-def _kept_tensor(policy: PolicyCopy, step: StepBatch, state: State, initial: Float[Tensor, "A K"]) -> str:
+def _remaining_tensor(policy: PolicyCopy, step: StepBatch, state: State, initial: Float[Tensor, "A K"]) -> str:
     """Name the one tensor of the state that a start does not clear; "" if there is none."""
     flags, starts = torch.ones_like(step.first), state_leaves(policy.adapter.initial(len(step.first)))
     for number, name in enumerate(named_leaves(state)):

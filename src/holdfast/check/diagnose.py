@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
-from torch.utils import _pytree as pytree
 
 from holdfast.check import known_bugs, probes
 from holdfast.check.adapters.holdfast_extras import run_in_slices
-from holdfast.check.clear_probe import INVERTED, PART, Clearing, clearing_bug
+from holdfast.check.call_laws import has_plain_numbers
+from holdfast.check.clear_probe import INVERTED, MIXED, NO_TENSOR, PART, Clearing, clearing_bug
 from holdfast.check.compare import BOUND, State, clone_state
 from holdfast.check.context import CheckContext
 from holdfast.check.known_bugs import FIXES, ONE_CAUSE, RESET_FIXES, ResetRule, fix_of
@@ -96,19 +96,19 @@ class Diagnosis:
             "bootstrap value": lambda: self._any_bug() or self._bootstrap_bug(),
             "exit state": lambda: self._any_bug() or "the state a segment returns is wrong",
             "none state": lambda: self._any_bug() or self._start_bug(),
-            "episode alone": lambda: self._any_bug() or self._no_tensor_bug(),
+            "episode alone": lambda: self._any_bug() or self._start_bug(),
             "late start": lambda: self._any_bug() or "state not reset after a long episode",
             "late memory": lambda: self._any_bug() or "forgets after a fixed number of steps",
             "long segment": self._any_bug,
             "many rows": lambda: self._any_bug() or "many rows are read differently",
-            "evaluation mode": lambda: self._any_bug() or self.evaluation_bug or _EVALUATION,
+            "evaluation mode": lambda: self._any_bug() or self.evaluation_bug or EVALUATION,
             "one agent in evaluation": lambda: self._any_bug() or self._evaluated_alone_bug(),
             "bootstrap": lambda: HIDDEN_STATE if self.hidden else "bootstrap value advances the state",
             "saved": self._save_bug,
             "get_memory": self._save_bug,
             "bytes": lambda: None if self.graph_grew else "memory use grows with time",
             "one agent": lambda: self._acting_bug or self._single_agent_bug(),
-            "rollout": lambda: self._acting_bug or self.side_effect,
+            "rollout": lambda: self._acting_bug or self.side_effect or self._mixing_flags,
             "evaluation": lambda: self._acting_bug or self.evaluation_bug or self.side_effect,
             # The law replay compares update and rollout, so there the update is tried first.
             "replay": lambda: (self._first_of_call or self.replay_bug if law == "replay" else None) or self._any_bug(),
@@ -121,7 +121,11 @@ class Diagnosis:
         return None if part.path == "raised" else self._any_bug()
 
     def _any_bug(self) -> str | None:
-        return self._acting_bug or self.replay_bug or self.side_effect or self._long_bug
+        return self._acting_bug or self.replay_bug or self.side_effect or self._mixing_flags or self._long_bug
+
+    @cached_property
+    def _mixing_flags(self) -> str | None:
+        return MIXED if probes.mixes_flags(self.context.exact, self.context.script) else None
 
     @property
     def _acting_bug(self) -> str | None:
@@ -148,7 +152,7 @@ class Diagnosis:
         if self.hidden:
             return HIDDEN_STATE
         if probes.mixes_rows(self.context.exact, self.context.script):
-            return "rows of a batch mix"
+            return MIXED
         if self._looks_ahead:
             return "outputs depend on later steps"
         if probes.ignores_state(self.context.exact, self.context.script):
@@ -302,17 +306,10 @@ class Diagnosis:
         return CUT
 
     def _start_bug(self) -> str | None:
-        clearing = self._clearing
+        clearing = None if has_plain_numbers(self.context.exact) else self._clearing
         if clearing is not None:
             self.details[clearing.name] = clearing.detail
-        return None if clearing is None else clearing.name
-
-    def _no_tensor_bug(self) -> str | None:
-        """Whether a state has numbers that are no tensors, which no flag clears."""
-        with self.context.exact.default_dtype():
-            state = self.context.adapter.initial(2)
-        plain = any(isinstance(leaf, int | float) for leaf in pytree.tree_leaves(state))
-        return "something in the state that is no tensor" if plain else self._start_bug()
+        return NO_TENSOR if has_plain_numbers(self.context.exact) else clearing and clearing.name
 
     def _bootstrap_bug(self) -> str:
         detail = source_of_bootstrap(self.context)
@@ -393,8 +390,7 @@ _SIZES = (
     "one agent in evaluation",
 )
 """Measurements of sizes and modes, which name those only if nothing else is broken."""
-_EVALUATION = "evaluation mode computes something else"
-CUT = "graph cut inside the segment"
+CUT, EVALUATION = "graph cut inside the segment", "evaluation mode computes something else"
 _BY_VALUES = ("chain gradient", "step to step")
 IGNORED_FOR_ONE_IN_EVALUATION = "a batch of one is read differently"
 _PHASES = {

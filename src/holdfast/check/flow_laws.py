@@ -10,7 +10,7 @@ import torch
 from holdfast.check.call_laws import episodes_alone, none_as_state, overflowing_states
 from holdfast.check.compare import AXES, BOUND, SHORT, expect_close, expect_nonzero, expect_zero
 from holdfast.check.context import CheckContext
-from holdfast.check.gradient_laws import is_smooth, segment_gradients
+from holdfast.check.gradient_laws import EPSILON, is_smooth, segment_gradients
 from holdfast.check.long_laws import late_memory, late_starts, many_rows, variants
 from holdfast.check.policy_copy import AGENTS, HORIZON, STEPS
 from holdfast.check.probes import gradient_of_each
@@ -48,6 +48,9 @@ def _gradient_to_previous_step(context: CheckContext, gradient: Float[Tensor, "N
     if bool((required & ~has_gradient).any()):
         # A gate may keep an observation out of the memory.
         required &= context.information_reach["replay"].amax(-1)[steps, :, steps + 1] != 0
+    if bool((required & ~has_gradient).any()) and context.script.obs.is_floating_point():
+        # A maximum over time keeps most of them out, as long as they move a little.
+        required &= _moves_next_step(context)[steps]
     if bool((required & has_gradient).any()) and not is_smooth(context):
         # Where a gate jumps, values change without a gradient.
         required &= has_gradient
@@ -63,6 +66,24 @@ def _gradient_to_previous_step(context: CheckContext, gradient: Float[Tensor, "N
     step = int(steps[smallest.argmin()])
     finding = f"no gradient from the output of step {step + 1} to the observation of step {step}, in one segment"
     return expect_nonzero(what, float(smallest.min()), finding, "step to step")
+
+
+def _moves_next_step(context: CheckContext) -> Bool[Tensor, "N A"]:
+    """Return which observations, moved a little, change the next output of their segment."""
+    policy, script = context.exact, context.script
+    _, states = policy.steps(script)
+
+    def replayed(script: Script) -> Tensor:
+        starts = range(0, STEPS, HORIZON)
+        return torch.cat([policy.replay(script.step_batches(t, t + HORIZON), states[t]) for t in starts], dim=1)
+
+    base, moves = replayed(script), torch.zeros(STEPS, script.agents, dtype=torch.bool)
+    for place in range(HORIZON - 1):
+        obs, steps = script.obs.double(), torch.arange(place, STEPS, HORIZON)
+        obs[:, steps] += EPSILON * torch.randn(obs[:, steps].shape, generator=torch.Generator().manual_seed(9)).double()
+        change = replayed(replace(script, obs=obs))[:, steps + 1] - base[:, steps + 1]
+        moves[steps] = (change.abs().amax(-1) > 0).T
+    return moves
 
 
 def carry(context: CheckContext) -> list[Measurement]:

@@ -62,6 +62,7 @@ RESET_FIXES = {
     "state reset two steps late": f"first[t] belongs to obs[t]: {_CLEAR}",
     "state reset two steps early": f"first[t] belongs to obs[t]: {_CLEAR}",
     "a segment's last flag is ignored": "Reset at every step of the segment, the last one too: first[:, t] for all t.",
+    "a segment's flags reset later steps too": "Reset at the flagged step alone: first[:, t], nothing cumulated.",
     "some of a segment's flags are ignored": "Reset at every step of the segment: first[:, t] for all t.",
     "a segment's flags are rolled by one step": "Use first[:, t] with obs[:, t]; roll() moves flags across the edge.",
     "a segment's flags are read backwards": "Use first[:, t] with obs[:, t], in the order of time.",
@@ -98,7 +99,9 @@ FIXES = {
     "outputs of other rows in updates": "Keep the order of rows in what a segment returns.",
     "outputs of a segment are shifted by one step": "Return the output of step t at t: values[:, t].",
     "acting without an action differs": "Compute the same, whether an action is given or sampled.",
-    "a segment does not go on from the state that a step returns": "Return the state as the cell gave it, unchanged.",
+    "the state of a segment is not that of its steps": (
+        "Return the state as the cell gave it, in every call; count positions in the state, not in the call (arange)."
+    ),
     "outputs of a segment are computed in another way": "Compute outputs of steps and segments by the same code.",
     "long segments are read differently": "Do nothing that depends on the length of a segment.",
     "many rows are read differently": "Do nothing that depends on the number of rows.",

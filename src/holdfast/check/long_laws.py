@@ -11,7 +11,7 @@ from holdfast.check.compare import BOUND, SHORT, State, expect_close, expect_non
 from holdfast.check.policy_copy import HORIZON, PolicyCopy
 from holdfast.check.results import Measurement
 from holdfast.check.script import Script, write_script
-from holdfast.types import Float, Tensor
+from holdfast.types import Float, Int, Tensor
 
 if TYPE_CHECKING:
     from holdfast.check.context import CheckContext
@@ -98,19 +98,33 @@ def late_memory(run: LongRun) -> list[Measurement]:
     """Information crosses every step of a long episode."""
     if not run.possible or run.policy.has_no_memory:
         return []
-    forgotten, smallest, steps = None, 0.0, torch.zeros(0)
-    for script in (run.script, *variants(run.script)):
-        crossing, steps = _crossings(run, script)
-        none = crossing == 0
-        forgotten = none if forgotten is None else forgotten & none
-        smallest = max(smallest, float(crossing[~none].min()) if bool((~none).any()) else 0.0)
-        if not bool(forgotten.any()):
-            break
-    bad = steps[forgotten]
-    size = 0.0 if len(bad) else smallest
-    step = int(bad[0]) if len(bad) else 0
+    results = [_forgotten(run, steps) for steps in _examined(run)]
+    bad = [step for steps, _ in results for step in steps]
+    size = 0.0 if bad else min(smallest for _, smallest in results)
+    step = min(bad, default=0)
     finding = f"no observation before step {step} of an episode changes an output from there on"
     return [expect_nonzero("information across each step of a long episode", size, finding, "late memory")]
+
+
+def _examined(run: LongRun) -> list[Int[Tensor, " A"]]:
+    """Divide all steps over the rows, or a sample where an observation is large: no other row crosses the same."""
+    rows = run.rows - run.rows // 4
+    steps = torch.arange(2, LONG - REACH + 1)
+    if rows < REACH:
+        return [steps[32 :: len(steps[32:]) // rows][:rows]]
+    return [torch.arange(at, at + rows).clamp(max=int(steps[-1])) for at in range(2, int(steps[-1]) + 1, rows)]
+
+
+def _forgotten(run: LongRun, steps: Int[Tensor, " A"]) -> tuple[list[int], float]:
+    """Return the steps that nothing crosses whatever the observations are, and the smallest change after the others."""
+    forgotten, smallest = torch.ones(len(steps), dtype=torch.bool), 0.0
+    for script in (run.script, *variants(run.script)):
+        crossing = _crossings(run, script, steps)
+        smallest = max(smallest, float(crossing[crossing > 0].min()) if bool((crossing > 0).any()) else 0.0)
+        forgotten &= crossing == 0
+        if not bool(forgotten.any()):
+            break
+    return steps[forgotten].tolist(), smallest
 
 
 def variants(script: Script) -> Iterator[Script]:
@@ -122,10 +136,9 @@ def variants(script: Script) -> Iterator[Script]:
         yield script.swapped()
 
 
-def _crossings(run: LongRun, script: Script) -> tuple[Float[Tensor, " A"], Tensor]:
-    """Change what each row observed before a step of its own; return the change after it, and the steps."""
+def _crossings(run: LongRun, script: Script, steps: Int[Tensor, " A"]) -> Float[Tensor, " A"]:
+    """Change what each row observed before a step of its own; return the change after it."""
     rows = torch.arange(run.rows // 4, run.rows)
-    steps = 33 + torch.arange(len(rows)) * (LONG - REACH - 33) // max(1, len(rows) - 1)
     script = script[rows]
     before = torch.arange(LONG + 1)[None] < steps[:, None]
     base = run.chain[0][rows] if script.obs.equal(run.script[rows].obs) else run.policy.steps(script)[0]
@@ -133,7 +146,7 @@ def _crossings(run: LongRun, script: Script) -> tuple[Float[Tensor, " A"], Tenso
     diff = (changed - base).abs().amax(-1)
     after = torch.arange(LONG)[None]
     near = (after >= steps[:, None]) & (after < steps[:, None] + REACH)
-    return (diff * near).amax(1), steps
+    return (diff * near).amax(1)
 
 
 def long_segments(run: LongRun) -> list[Measurement]:

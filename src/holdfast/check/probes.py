@@ -1,6 +1,6 @@
 """Probes of a policy: gradients, bytes and graph nodes for the laws, yes-or-no experiments for the diagnosis."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,7 +15,7 @@ from holdfast.check.compare import State, clone_state, state_leaves
 from holdfast.check.policy_copy import HORIZON, STEPS, PolicyCopy
 from holdfast.check.script import Script, StepBatch
 from holdfast.rng import isolated_rng
-from holdfast.types import Float, Tensor
+from holdfast.types import Bool, Float, Tensor
 
 
 @dataclass(frozen=True)
@@ -156,20 +156,30 @@ def gradient_of_each(policy: PolicyCopy, script: Script) -> dict[str, float]:
 
 def draws_random_numbers(policy: PolicyCopy, script: Script) -> bool:
     """Whether identical rollouts differ by random numbers, not by state kept elsewhere."""
-    _, one, other = (policy.steps(script, stop=3)[0] for _ in range(3))
+    _, one, other = (_short_run(policy, script) for _ in range(3))
     if one.equal(other):
         return False
-    one, other = (_steps_with_seed(0, policy, script) for _ in range(2))
+    one, other = (_run_with_seed(0, policy, script) for _ in range(2))
     if one.equal(other):
         return True
-    # If fresh copies with different seeds still differ, the policy owns a random generator.
-    one, other = (_steps_with_seed(seed, policy.unused_copy(), script) for seed in (0, 1))
-    return not one.equal(other)
+    # A generator of its own draws on, whatever the seed; what is kept elsewhere is the same after the same episodes.
+    always, outputs = torch.ones_like(script.first), []
+    for seed in (0, 1):
+        copy = policy.unused_copy()
+        copy.steps(script.with_starts(always), stop=HORIZON)
+        outputs.append(_run_with_seed(seed, copy, script))
+    return not outputs[0].equal(outputs[1])
 
 
-def _steps_with_seed(seed: int, policy: PolicyCopy, script: Script) -> Float[Tensor, "A N K"]:
+def _short_run(policy: PolicyCopy, script: Script) -> Float[Tensor, "A N K"]:
+    """Return the outputs of a few steps, and of a segment."""
+    outputs, states = policy.steps(script, stop=3)
+    return torch.cat([outputs, policy.replay(script.step_batches(0, HORIZON), states[0])], dim=1)
+
+
+def _run_with_seed(seed: int, policy: PolicyCopy, script: Script) -> Float[Tensor, "A N K"]:
     with isolated_rng(seed):
-        return policy.steps(script, stop=3)[0]
+        return _short_run(policy, script)
 
 
 def keeps_hidden_state(policy: PolicyCopy, script: Script) -> bool:
@@ -180,23 +190,32 @@ def keeps_hidden_state(policy: PolicyCopy, script: Script) -> bool:
     for earlier in (script.without_flags(), script.with_starts(always), script.changed(always)):
         policy.steps(earlier, stop=HORIZON)
         outputs.append(policy.steps(script, start=STEPS - 3, state=states[STEPS - 3])[0])
-    return not all(output.equal(outputs[0]) for output in outputs)
+    # What counts calls may show only in some of them.
+    outputs = [torch.stack(outputs), *(policy.steps(script)[0] for _ in range(2))]
+    return not (bool((outputs[0] == outputs[0][0]).all()) and outputs[1].equal(outputs[2]))
 
 
 def mixes_rows(policy: PolicyCopy, script: Script) -> bool:
-    """Whether steps or a segment of a row depend on the observations or flags of other rows."""
+    """Whether steps or a segment of a row depend on the observations of other rows."""
+    return _depends_on_rows(policy, script.without_flags(), Script.changed)
 
-    def outputs(script: Script) -> Tensor:
-        steps, states = policy.steps(script, stop=HORIZON)
-        return torch.cat([steps, policy.replay(script.step_batches(0, HORIZON), states[0])], dim=1)
 
-    calm = script.without_flags()
-    without, base = outputs(calm), outputs(script)
+def mixes_flags(policy: PolicyCopy, script: Script) -> bool:
+    """Whether steps or a segment of a row depend on the flags of other rows."""
+    return _depends_on_rows(policy, script, lambda script, where: script.with_starts(script.first | where))
+
+
+def _depends_on_rows(
+    policy: PolicyCopy, script: Script, change: Callable[[Script, Bool[Tensor, "A N1"]], Script]
+) -> bool:
+    base = _short_run(policy, script)
+    if not _short_run(policy, script).equal(base):
+        # Calls are not repeatable.
+        return False
     for rows in (torch.arange(1), torch.arange(1, script.agents)):
         where, others = torch.zeros_like(script.first), torch.ones(script.agents, dtype=torch.bool)
         where[rows], others[rows] = True, False
-        pairs = ((calm.changed(where), without), (script.with_starts(script.first | where), base))
-        if any(not outputs(changed)[others].equal(was[others]) for changed, was in pairs):
+        if not _short_run(policy, change(script, where))[others].equal(base[others]):
             return True
     return False
 

@@ -1,7 +1,7 @@
 """Known bugs of the state that a call returns: what a single step hands to the next one, and a segment does not use."""
 
 from collections.abc import Callable, Iterator
-from itertools import permutations
+from itertools import combinations, permutations
 
 import torch
 
@@ -97,10 +97,19 @@ def _kept_or_lost(policy: PolicyCopy, script: Script, states: list[State]) -> Se
         if all(named_leaves(state)[name].equal(named_leaves(states[0])[name]) for state in states)
     ]
     if not still:
-        return None
+        return _duplicated(states, names)
     if len(still) < len(names):
         return SegmentBug(LOST, f"the state{', '.join(still)} is always the initial one")
     return SegmentBug(OLD if returns_its_input(policy, script) else ZEROS)
+
+
+def _duplicated(states: list[State], names: list[str]) -> SegmentBug | None:
+    """Whether a tensor that came after a step always equals another one."""
+    for one, other in combinations(names, 2):
+        pairs = [(named_leaves(state)[one], named_leaves(state)[other]) for state in states[1:]]
+        if all(a.equal(b) for a, b in pairs):
+            return SegmentBug(LOST, f"the state{other} is always the state{one}")
+    return None
 
 
 def _rounded(states: list[State], error: float) -> SegmentBug | None:

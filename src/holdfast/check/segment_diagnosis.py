@@ -82,9 +82,9 @@ class SegmentDiagnosis:
         for name, detail, predict in self._candidates():
             try:
                 share = self._share(predict())
-            except Exception:
+            except (ValueError, RuntimeError):
                 # The policy raises where a hypothesis is absurd, for example at a state that is not finite.
-                continue
+                share = 0.0
             if share > (EXPLAINED_SHARE if best is None else best.share or 0.0):
                 best = SegmentBug(name, detail, share)
             if share == 1:

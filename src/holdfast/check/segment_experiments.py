@@ -10,8 +10,8 @@ from holdfast.check.segment_diagnosis import SegmentBug
 from holdfast.monitor.replay_check import largest_allowed
 from holdfast.types import Bool, Tensor
 
-IGNORED = "some of a segment's flags are ignored"
-CHANGED = "a segment does not go on from the state that a step returns"
+IGNORED, STICKY = "some of a segment's flags are ignored", "a segment's flags reset later steps too"
+CHANGED = "the state of a segment is not that of its steps"
 OUTPUTS = "outputs of a segment are computed in another way"
 
 
@@ -24,7 +24,9 @@ def segment_experiment(policy: PolicyCopy, script: Script) -> SegmentBug | None:
     wrong = [step for step in range(HORIZON) if _differs(policy, script.with_starts(_only(never, step)))]
     if wrong:
         detail = "" if len(wrong) == HORIZON else f"those of steps {', '.join(map(str, wrong))}"
-        return SegmentBug(IGNORED, detail)
+        starts = _only(never, wrong[0])
+        sticks = not _differs(policy, script.with_starts(starts), reset=starts.cummax(1).values)
+        return SegmentBug(STICKY if sticks else IGNORED, detail)
     return SegmentBug(IGNORED, "where several are set") if _differs(policy, script) else None
 
 
@@ -34,9 +36,10 @@ def _only(never: Bool[Tensor, "A N1"], step: int) -> Bool[Tensor, "A N1"]:
     return first
 
 
-def _differs(policy: PolicyCopy, script: Script) -> bool:
+def _differs(policy: PolicyCopy, script: Script, reset: Bool[Tensor, "A N1"] | None = None) -> bool:
     """Whether a segment gives other outputs than single steps, which are told to start where its flags are."""
-    expected, states = policy.steps(script.without_flags(), stop=HORIZON, reset=script.first)
+    reset = script.first if reset is None else reset
+    expected, states = policy.steps(script.without_flags(), stop=HORIZON, reset=reset)
     actual = policy.replay(script.step_batches(0, HORIZON), clone_state(states[0]))
     return not _same(policy, actual, expected)
 
