@@ -59,15 +59,15 @@ mutants: $(VENV)/.mutmut
 # docs/museum/peers.md: the laws on other libraries, in a separate environment with the tensordict they need;
 # docs/museum/conformance.md: the laws on their trainers, each in an environment of its own.
 PEERS := .venv-peers
-TRAINERS := $(addprefix $(PEERS)-trainers/,$(addsuffix /.ready,cleanrl sb3 rsl_rl skrl rl_games torchrl tianshou))
+TRAINERS := $(addprefix $(PEERS)-trainers/,$(addsuffix /.ready,cleanrl sb3 rsl_rl skrl rl_games torchrl tianshou sample_factory))
 check-peers: $(PEERS)/.ready check-trainers
 	$(PEERS)/bin/python tools/check_peers.py
 
 check-trainers: $(TRAINERS)
 	$(PEERS)-trainers/cleanrl/bin/python tools/check_trainers.py $(PEERS)-trainers
 
-# The pins of what is tested do not bind the libraries; rl_games asks for an old Gymnasium, tianshou for an old
-# virtualenv, which they do not need.
+# The pins of what is tested do not bind the libraries; rl_games and Sample Factory ask for an old Gymnasium, tianshou for
+# an old virtualenv, which they do not need.
 $(PEERS)-trainers/%/.ready: pyproject.toml constraints.txt
 	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
 	grep --invert-match '^tensordict==' constraints.txt > $(@D)/constraints.txt
@@ -84,6 +84,8 @@ ALONE_rl_games := rl-games==1.6.5
 REQUIRES_torchrl := torchrl==0.14.1 'tensordict>=0.14,<0.15' hoptorch==0.1.4
 REQUIRES_tianshou := 'deepdiff<8' h5py numba 'overrides<8' 'pandas<3' pettingzoo sensai-utils tensorboard tqdm matplotlib
 ALONE_tianshou := tianshou==2.0.1
+REQUIRES_sample_factory := colorlog signal-slot-mp tensorboardX
+ALONE_sample_factory := sample-factory==2.1.1
 
 $(PEERS)/.ready: pyproject.toml constraints.txt
 	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)

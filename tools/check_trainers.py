@@ -22,9 +22,7 @@ Whole trainers of other libraries, run by their own code on the scripted environ
 [`holdfast check trainer:`](../guides/check_your_trainer.md) with learning rate 0: 8 environments, 3 rollouts of 16
 steps, 2 epochs, an LSTM of 16 units, gamma 0.99, lambda 0.95. One release and one configuration each: another
 configuration may behave otherwise. Written by `make check-peers`."""
-MISSING = """\
-Not run: Sample Factory 2.1.1, which asks for Gymnasium below 1 and NumPy below 2, and whose rollouts and learner are
-processes of their own, where hooks see no calls. The laws on policies of TorchRL are in [other libraries](peers.md)."""
+POLICIES = "The laws on policies of TorchRL are in [other libraries](peers.md)."
 TIANSHOU = """\
 tianshou 2.0.1 stores no states for updates: with `stack_num=8` a recurrent network reads, for each step, the last 8
 observations from a state of zeros, and an episode's first observation is repeated until there are 8. Rollouts carry
@@ -101,6 +99,65 @@ runs on from an episode that was truncated into the next one of its environment.
 and a truncation after the second step, `compute_gae` returns 0.4655, 0.495, 0 for three steps, where the first two
 must be 0 if the final observation's value is 0. `time_limit_bootstrap=True` adds `gamma V(s)` to the reward and cuts
 nothing. A fix: cut the sum at `terminated | truncated`, and use the final observation's value at a truncation."""
+SAMPLE_FACTORY = """\
+At a truncation `gamma V(s_t)` is added to the reward, the value of the step before the end. `value_bootstrap` is off by
+default: a truncation then counts as a termination. An environment of one agent hands over its final observation, which
+Sample Factory overwrites as it resets it (`sample_factory/algo/utils/make_env.py`, lines 93 and 117); one of many
+agents, as here, resets itself. Its sampler and learner run in one process here (`serial_mode`, `async_rl` off), with
+its batched sampler. GRUs, two layers and `recurrence=8` give the same results.
+
+**Confirmed by hand, both flags.** Where an episode is terminated and truncated in the same step, `gamma V(s_t)` is
+added too, and must not be: `sample_factory/algo/sampling/batched_sampling.py`, line 320, stores `time_outs=truncated`,
+and `sample_factory/algo/learning/learner.py`, line 984, adds the value at all `time_outs`. Gymnasium's `TimeLimit` sets
+both flags where an episode terminates in the last step that it allows. All 10 such steps of the run are wrong. The
+table does not show it, as the check takes such a value for the approximation at truncations.
+
+Without the check, with episodes of one step and no reward, where all returns must be 0:
+
+```python
+import tempfile
+
+import gymnasium
+import numpy as np
+from sample_factory.algo.learning.learner import Learner
+from sample_factory.cfg.arguments import parse_full_cfg, parse_sf_args
+from sample_factory.envs.env_utils import register_env
+from sample_factory.train import run_rl
+
+
+class OneStep(gymnasium.Env):
+    observation_space, action_space = gymnasium.spaces.Box(-1, 1, (2,)), gymnasium.spaces.Discrete(2)
+
+    def reset(self, **options):
+        return np.ones(2, np.float32), {}
+
+    def step(self, action):
+        return np.ones(2, np.float32), 0.0, True, False, {}
+
+
+def limited(*args):
+    return gymnasium.wrappers.TimeLimit(OneStep(), 1)
+
+
+def shown(self, batch, prepare=Learner._prepare_batch):
+    result = prepare(self, batch)
+    print(*(float(result[0][name][0]) for name in ("returns", "values")))
+    return result
+
+
+if __name__ == "__main__":
+    Learner._prepare_batch = shown
+    register_env("one_step", limited)
+    options = "--env=one_step --seed=0 --device=cpu --serial_mode=True --async_rl=False --batched_sampling=True"
+    options += " --num_workers=1 --num_envs_per_worker=1 --worker_num_splits=1 --rollout=16 --batch_size=16"
+    options += " --train_for_env_steps=1 --normalize_returns=False --value_bootstrap=True --train_dir="
+    arguments = (options + tempfile.mkdtemp()).split()
+    run_rl(parse_full_cfg(parse_sf_args(arguments)[0], arguments))
+# -0.0497 -0.0502: the return is gamma V(s); with OneStep(), 2 it is 0
+```
+
+A fix: `time_outs=truncated & ~terminated`, and in `non_batched_sampling.py`, line 193, likewise: `truncated and not
+terminated`."""
 REMARKS = {
     "sb3": "A truncation is bootstrapped from the final observation, with the state before clearing.",
     "cleanrl": """\
@@ -118,6 +175,7 @@ environments hand over no final observations.""",
 The collector resets the state by the primer, stores it with each step, and the recurrent mode starts from it. Values of
 final observations are computed after the rollout, with the state before clearing.""",
     "tianshou": TIANSHOU,
+    "sample_factory": SAMPLE_FACTORY,
 }
 
 
@@ -173,7 +231,7 @@ def page(outcomes: list[Outcome]) -> str:
         version = each.versions.get(each.peer.package, "ours")
         cells = [cell(each.results, law) for law in LAWS] if each.results else [each.error] * len(LAWS)
         lines.append(f"| {each.name} | {version} | {' | '.join(cells)} |")
-    lines += ["", "`-`: not measured; in part: see the notes below.", "", *MISSING.splitlines(), ""]
+    lines += ["", "`-`: not measured; in part: see the notes below.", "", POLICIES, ""]
     for each in outcomes:
         lines += section(each)
     return "\n".join(lines).rstrip() + "\n"

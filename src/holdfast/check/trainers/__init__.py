@@ -32,6 +32,9 @@ TRAINERS = {
         "torchrl", "torchrl", "its collector, primer, GAE and `ClipPPOLoss`, with an `LSTMModule` that both heads share"
     ),
     "tianshou": PeerTrainer("gym", "tianshou", "`PPO` with `Recurrent` networks, updated on stacks of 8 observations"),
+    "sample_factory": PeerTrainer(
+        "gym", "sample-factory", "its serial runner: synchronous APPO with an LSTM, `value_bootstrap` on", False
+    ),
 }
 
 
