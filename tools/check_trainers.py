@@ -109,8 +109,7 @@ its batched sampler. GRUs, two layers and `recurrence=8` give the same results.
 **Confirmed by hand, both flags.** Where an episode is terminated and truncated in the same step, `gamma V(s_t)` is
 added too, and must not be: `sample_factory/algo/sampling/batched_sampling.py`, line 320, stores `time_outs=truncated`,
 and `sample_factory/algo/learning/learner.py`, line 984, adds the value at all `time_outs`. Gymnasium's `TimeLimit` sets
-both flags where an episode terminates in the last step that it allows. All 10 such steps of the run are wrong. The
-table does not show it, as the check takes such a value for the approximation at truncations.
+both flags where an episode terminates in the last step that it allows. All 10 such steps of the run are wrong.
 
 Without the check, with episodes of one step and no reward, where all returns must be 0:
 

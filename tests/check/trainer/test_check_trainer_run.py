@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from helpers import mini_trainer
-from helpers.broken_trainers import BROKEN, SOURCE, broken_trainer
+from helpers.broken_trainers import BROKEN, NEXT_TRUNCATED, SOURCE, broken_trainer, changed_trainer
 from holdfast.check.trainer import check_trainer
 from holdfast.errors import ConfigError, ContractError
 from holdfast.report.check_report import as_text
@@ -140,3 +140,11 @@ def test_an_unknown_interface_is_an_error():
 
 def test_gamma_and_lambda_can_be_named():
     assert check_trainer(broken_trainer("another lambda"), lam=0.9).ok
+
+
+@pytest.mark.parametrize(("where", "ok"), [("truncated & ~terminated", True), ("truncated", False)])
+def test_without_final_observations_the_value_before_may_stand_for_theirs_but_not_at_terminations(where, ok):
+    line = f"                next_values[t] = torch.where({where}, values[t], 0.0)\n"
+    laws = check_trainer(changed_trainer(where, [(NEXT_TRUNCATED, line)]), hands_over_final=False)
+    assert broken_laws(laws) == ([] if ok else ["bootstrap"])
+    assert ok or "values after terminations" in laws["bootstrap"].finding

@@ -119,7 +119,7 @@ def _bootstraps(returns: Returns, sees_final: bool) -> list[Measurement]:
     approximate = "step before the end, an approximation"
     return [
         not_measured(part.what, "this interface hands over no final observations; the value of the step before is used")
-        if approximate in part.finding
+        if approximate in part.finding and part.what == "values after truncations"
         else part
         for part in parts
     ]
