@@ -111,6 +111,9 @@ NAMED_ALONE = {
     "no clear where many start": "clear",
     "later outputs": "replay",
     "zeros at a call's step 9": "cut",
+    "halved every ninth call": "clear",
+    "wiped at step 30": "carry",
+    "starts at minus infinity": "clear",
 }
 
 
@@ -121,6 +124,11 @@ def test_sabotage_is_named(name):
     assert any(word in result.pattern.name for word in bug.words)
     assert result.pattern.fit or name in NAMED_ALONE
     assert "(" not in result.pattern.name
+
+
+def test_a_maximum_over_time_keeps_most_gradients_out():
+    context = context_of(Bug("running maximum", bugs.RunningMaximum))
+    assert {law.name: law.finding for law in measure(context, ["cut", "carry", "clear"]) if not law.ok} == {}
 
 
 def test_catalogue_is_large_and_its_names_are_unique():

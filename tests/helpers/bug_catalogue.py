@@ -168,6 +168,53 @@ class ClockOf64(Memory):
         return y, (*state, age + 1)
 
 
+class WipedAt30(Memory):
+    """Forgets once, at step 30 of an episode."""
+
+    def forward(self, x, state=None, first=None):
+        *state, age = (*self.initial(x), x.new_zeros(len(x), 1)) if state is None else state
+        age = age if first is None else torch.where(first.bool()[:, None], 0.0, age)
+        y, state = super().forward(x, cleared(state, age[:, 0] == 30), first)
+        return y, (*state, age + 1)
+
+
+class HalvedEveryNinth(Memory):
+    """A Python number counts calls, and halves the state in every ninth."""
+
+    def forward(self, x, state=None, first=None):
+        *state, calls = (*self.initial(x), 0) if state is None else state
+        if calls and calls % 9 == 0:
+            state = tuple(0.5 * part for part in state)
+        y, state = super().forward(x, tuple(state), first)
+        return y, (*state, calls + 1)
+
+
+class StartsAtMinusInfinity(nn.Module):
+    """A running maximum that is cleared by multiplication: 0 times infinity at the first start."""
+
+    def __init__(self):
+        super().__init__()
+        self.inwards, self.head = nn.Linear(styles.WIDTH, 8), nn.Linear(8 + styles.WIDTH, 3)
+
+    def forward(self, x, state=None, first=None):
+        state = x.new_full((len(x), 8), -torch.inf) if state is None else state
+        if first is not None:
+            start = first.to(x)[:, None]
+            state = (1 - start) * state + torch.where(start > 0, -torch.inf, 0.0)
+        state = torch.maximum(state, self.inwards(x))
+        return self.head(torch.cat([state, x], -1)), state
+
+
+class RunningMaximum(StartsAtMinusInfinity):
+    """The right one: most observations have no gradient into the next output."""
+
+    def forward(self, x, state=None, first=None):
+        state = x.new_full((len(x), 8), -10.0) if state is None else state
+        state = state if first is None else torch.where(first.bool()[:, None], -10.0, state)
+        state = torch.maximum(state, self.inwards(x))
+        return self.head(torch.cat([state, x], -1)), state
+
+
 class NoClearAfter64(Memory):
     """Clears no episode longer than 60 steps."""
 
@@ -602,6 +649,9 @@ BUGS = [
         if len(f) > 1 and f.shape[0] == f.shape[1] else f), ("time and batch axes swapped",)),
     # Other values.
     Bug("Python counter", Counter, ("not a tensor", PART)),
+    Bug("halved every ninth call", HalvedEveryNinth, ("no tensor",)),
+    Bug("wiped at step 30", WipedAt30, ("forgets after",)),
+    Bug("starts at minus infinity", StartsAtMinusInfinity, ("not finite",)),
     Bug("overflow", Overflows, ("not finite",)),
     Bug("running mean", Running, ("outside the returned state",)),
     Bug("PufferLib's wrapper", styles.PufferLSTM, ("before each rollout", NEVER), {"obs": 5, "actions": 3}),

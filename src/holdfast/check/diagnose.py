@@ -1,5 +1,6 @@
 """Diagnosis: find the known bug whose predicted outputs match the measurements of a broken law."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -95,7 +96,7 @@ class Diagnosis:
             "gradient of a parameter": lambda: self._unrepeatable or self._wrong_gradient,
             "bootstrap value": lambda: self._any_bug() or self._bootstrap_bug(),
             "exit state": lambda: self._any_bug() or "the state a segment returns is wrong",
-            "none state": lambda: self._any_bug() or self._start_bug(),
+            "none state": lambda: self._any_bug() or self._start_bug() or (math.isnan(part.measured) and NAN) or None,
             "episode alone": lambda: self._any_bug() or self._start_bug(),
             "late start": lambda: self._any_bug() or "state not reset after a long episode",
             "late memory": lambda: self._any_bug() or "forgets after a fixed number of steps",
@@ -383,14 +384,13 @@ _GENERIC = ("rollout", "replay", "evaluation", "one agent", "single sequence")
 _SIZES = (
     "exit state",
     "late start",
-    "late memory",
     "long segment",
     "many rows",
     "evaluation mode",
     "one agent in evaluation",
 )
 """Measurements of sizes and modes, which name those only if nothing else is broken."""
-CUT, EVALUATION = "graph cut inside the segment", "evaluation mode computes something else"
+NAN, CUT, EVALUATION = ONE_CAUSE["overflow"], "graph cut inside the segment", "evaluation mode computes something else"
 _BY_VALUES = ("chain gradient", "step to step")
 IGNORED_FOR_ONE_IN_EVALUATION = "a batch of one is read differently"
 _PHASES = {
