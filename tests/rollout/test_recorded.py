@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
 
 import holdfast
 from helpers import recorded_ops
@@ -166,7 +166,7 @@ def rollouts(make, monkeypatch, *, recorded, count=4, length=2 * T, log=None, **
             with audit.track():
                 segments = collector.rollout(version)
             trees = [segments.steps, segments.entry_state, segments.tail, *filter(None, [segments.burn_in])]
-            trees = [tree if hasattr(tree, "keys") else tree.steps for tree in trees]
+            trees = [tree if isinstance(tree, TensorDictBase) else tree.steps for tree in trees]
             leaves = {f"{n} {key}": leaf.clone() for n, tree in enumerate(trees) for key, leaf in tree.items()}
             counted = collector.episodes.pop() | audit.pop_metrics() | {"age": audit.age.tolist()}
             results.append((leaves | dict(policy.store.view(0).clone().items()), counted, segments.version.tolist()))
@@ -270,11 +270,14 @@ def test_violation_in_a_recorded_rollout_is_named_as_step_by_step(wrong, monkeyp
     assert f"step {3 * T + 5}: agent 7" in errors[0] or f"step {3 * T + 6}: agent 7" in errors[0]
 
 
+def small_collector(world):
+    policy = holdfast.make_policy("fast", world, seed=0, hidden_size=8, num_layers=1)
+    return Collector(world, policy, length=T, horizon=T, seed=0, graphs=[].append), policy
+
+
 def test_recording_again_after_the_state_has_moved(monkeypatch):
     recorded_ops.use_on_cpu(monkeypatch)
-    world = Bits()
-    policy = holdfast.make_policy("fast", world, seed=0, hidden_size=8, num_layers=1)
-    collector = Collector(world, policy, length=T, horizon=T, seed=0, graphs=[].append)
+    collector, policy = small_collector(Bits())
     for version in range(2):
         collector.rollout(version)
     before = policy.store.snapshot()
@@ -302,8 +305,7 @@ def test_world_that_is_changed_between_rollouts_is_recorded_again(name, numbers,
                 recorded_ops.use_on_cpu(patches)
             world = Leveled()
             world.level, world.inverts = 0, torch.zeros(())
-            policy = holdfast.make_policy("fast", world, seed=0, hidden_size=8, num_layers=1)
-            collector = Collector(world, policy, length=T, horizon=T, seed=0, graphs=[].append)
+            collector, _ = small_collector(world)
             observations = []
             for version, number in enumerate(numbers):
                 setattr(world, name, torch.tensor(number) if isinstance(number, float) else number)
@@ -317,9 +319,7 @@ def test_collector_is_freed_at_once(recorded, monkeypatch):
     """In a cycle it would keep the shared memory of its workers until the cycle is collected."""
     if recorded:
         recorded_ops.use_on_cpu(monkeypatch)
-    world = Bits()
-    policy = holdfast.make_policy("fast", world, seed=0, hidden_size=8, num_layers=1)
-    collector = Collector(world, policy, length=T, horizon=T, seed=0, graphs=[].append)
+    collector, _ = small_collector(Bits())
     for version in range(3):
         collector.rollout(version)
     freed = weakref.ref(collector)

@@ -8,9 +8,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from holdfast.check.adapters.base import Outputs, PolicyAdapter, flat
-from holdfast.check.compare import BOUND, SHORT, State, clone_state, expect_close, state_leaves
+from holdfast.check.compare import BOUND, SHORT, State, clone_state, expect_close, has_plain_numbers, state_leaves
 from holdfast.check.context import CheckContext
-from holdfast.check.policy_copy import HORIZON, STEPS, PolicyCopy
+from holdfast.check.policy_copy import HORIZON, STEPS
 from holdfast.check.results import Measurement
 from holdfast.rng import isolated_rng
 from holdfast.types import Tensor
@@ -113,24 +113,18 @@ def episodes_alone(context: CheckContext) -> list[Measurement]:
     policy, script = context.exact, context.script
     if not bool(context.clears[:, LAST_STARTS].all()):
         return []
-    expected = context.outputs[policy.dtype].rollout[:, LAST_STARTS:STEPS]
+    actual = context.outputs[policy.dtype].rollout[:, LAST_STARTS:STEPS]
     alone, _ = policy.steps(script, start=LAST_STARTS)
     what = f"each agent's last episode against one from the initial state, {SHORT[policy.kind]}"
     options: dict[str, Any] = {"bound": BOUND[policy.kind], "columns": context.columns, "path": "episode alone"}
-    parts = [expect_close(what, expected, alone, **options)]
-    if has_plain_numbers(policy):
-        # No row has its own: a number that counts steps, say, must not show in any episode.
-        _, states = policy.steps(script.without_flags(), stop=LAST_STARTS)
+    parts = [expect_close(what, actual, alone, **options)]
+    _, states = policy.steps(script.without_flags(), stop=LAST_STARTS)
+    if has_plain_numbers(states[0]):
+        # All rows share such a number, for example a count of steps: it must not show in any episode.
         after = [policy.steps(script, start=LAST_STARTS, state=clone_state(state))[0] for state in states]
         worst = max(after, key=lambda outputs: float((outputs - alone).abs().max()))
         parts.append(expect_close(f"the same, after up to {LAST_STARTS} steps", worst, alone, **options))
     return parts
-
-
-def has_plain_numbers(policy: PolicyCopy) -> bool:
-    """Whether a state holds numbers that are no tensors, at first or after a step."""
-    with policy.default_dtype():
-        return any(isinstance(leaf, int | float) for leaf in pytree.tree_leaves(policy.adapter.initial(2)))
 
 
 @torch.no_grad()

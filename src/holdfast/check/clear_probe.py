@@ -3,10 +3,9 @@
 from dataclasses import dataclass, replace
 
 import torch
-from torch.utils import _pytree as pytree
 
 from holdfast.check.adapters.base import flat
-from holdfast.check.compare import State, clone_state, named_leaves, state_leaves, with_leaves
+from holdfast.check.compare import State, clone_state, has_plain_numbers, named_leaves, state_leaves, with_leaves
 from holdfast.check.policy_copy import HORIZON, PolicyCopy
 from holdfast.check.script import Script, StepBatch
 from holdfast.rng import isolated_rng
@@ -189,7 +188,7 @@ def _other_start(policy: PolicyCopy, step: StepBatch, state: State) -> Clearing 
     if not torch.allclose(initial, cleared, atol=1e-9):
         if remaining := _remaining_tensor(policy, step, state, initial):
             return Clearing(PART, f"{remaining} stays")
-        if any(isinstance(leaf, int | float) for leaf in pytree.tree_leaves(state)):
+        if has_plain_numbers(state):
             return Clearing(NO_TENSOR)
     from_none = policy.adapter.act_from_none(never)
     if from_none is not None and not torch.allclose(flat(from_none, 1).cpu(), cleared, atol=1e-9):

@@ -86,6 +86,11 @@ def state_leaves(state: State) -> list[Tensor]:
     return [leaf for leaf in pytree.tree_leaves(state) if isinstance(leaf, Tensor)]
 
 
+def has_plain_numbers(state: State) -> bool:
+    """Whether a state holds numbers that are no tensors."""
+    return any(isinstance(leaf, int | float) for leaf in pytree.tree_leaves(state))
+
+
 def clone_state(state: State) -> State:
     """Copy a state, without its graph."""
     with torch.no_grad():

@@ -9,9 +9,8 @@ import torch
 
 from holdfast.check import known_bugs, probes
 from holdfast.check.adapters.holdfast_extras import run_in_slices
-from holdfast.check.call_laws import has_plain_numbers
 from holdfast.check.clear_probe import INVERTED, MIXED, NO_TENSOR, PART, Clearing, clearing_bug
-from holdfast.check.compare import BOUND, State, clone_state
+from holdfast.check.compare import BOUND, State, clone_state, has_plain_numbers
 from holdfast.check.context import CheckContext
 from holdfast.check.known_bugs import FIXES, ONE_CAUSE, RESET_FIXES, ResetRule, fix_of
 from holdfast.check.path_bugs import BOOTSTRAP, long_segment_bug, source_of_bootstrap
@@ -24,10 +23,9 @@ from holdfast.check.state_laws import replay_row_by_row
 from holdfast.monitor.replay_check import largest_allowed
 from holdfast.types import Tensor
 
-HIDDEN_STATE = "state kept outside the returned state"
+HIDDEN_STATE, FIRST_OF_CALL = "state kept outside the returned state", "the first flag of every call is ignored"
 KEEPS_GRAPH = "stored state keeps its graph"
 IGNORED_FOR_ONE = "resets ignored in a batch of one"
-FIRST_OF_CALL = "the first flag of every call is ignored"
 NOT_RESET = ("state never reset", "only a segment's first flag resets the state")
 
 
@@ -96,7 +94,7 @@ class Diagnosis:
             "gradient of a parameter": lambda: self._unrepeatable or self._wrong_gradient,
             "bootstrap value": lambda: self._any_bug() or self._bootstrap_bug(),
             "exit state": lambda: self._any_bug() or "the state a segment returns is wrong",
-            "none state": lambda: self._any_bug() or self._start_bug() or (math.isnan(part.measured) and NAN) or None,
+            "none state": lambda: self._any_bug() or self._start_bug() or (NAN if math.isnan(part.measured) else None),
             "episode alone": lambda: self._any_bug() or self._start_bug(),
             "late start": lambda: self._any_bug() or "state not reset after a long episode",
             "late memory": lambda: self._any_bug() or "forgets after a fixed number of steps",
@@ -307,10 +305,12 @@ class Diagnosis:
         return CUT
 
     def _start_bug(self) -> str | None:
-        clearing = None if has_plain_numbers(self.context.exact) else self._clearing
+        if has_plain_numbers(self._rollout_rule[2][0]):
+            return NO_TENSOR
+        clearing = self._clearing
         if clearing is not None:
             self.details[clearing.name] = clearing.detail
-        return NO_TENSOR if has_plain_numbers(self.context.exact) else clearing and clearing.name
+        return None if clearing is None else clearing.name
 
     def _bootstrap_bug(self) -> str:
         detail = source_of_bootstrap(self.context)

@@ -107,7 +107,7 @@ def late_memory(run: LongRun) -> list[Measurement]:
 
 
 def _examined(run: LongRun) -> list[Int[Tensor, " A"]]:
-    """Divide all steps over the rows, or a sample where an observation is large: no other row crosses the same."""
+    """Return the step that each row examines, run by run: together all steps; a sample where there are few rows."""
     rows = run.rows - run.rows // 4
     steps = torch.arange(2, LONG - REACH + 1)
     if rows < REACH:
